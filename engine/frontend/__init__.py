@@ -1,0 +1,1 @@
+"""TODO(2): described when its first module lands."""

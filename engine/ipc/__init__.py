@@ -1,0 +1,1 @@
+"""Private messages and sockets between the engine's own processes."""

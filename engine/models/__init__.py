@@ -1,0 +1,1 @@
+"""Model code: ForwardBatch in, logits out."""

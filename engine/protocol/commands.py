@@ -1,0 +1,101 @@
+"""What may be asked of an engine over its control socket."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from engine.protocol.types import MAX_TIMEOUT_S, Mode, OperationId, OperationKind, ShortText, Struct
+
+Timeout = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIMEOUT_S)]
+
+
+class FlushCache(Struct, tag="flush_cache"):
+    """Drop L1 and L2 on every rank: tree, pools, counters. L3 stays."""
+
+    empty_cache: bool = True  # also hand cached device memory back to the driver
+
+    @property
+    def kind(self) -> OperationKind:
+        """The word for this operation in views and results."""
+        return OperationKind.FLUSH_CACHE
+
+
+# One struct per operation; a union as soon as there are two.
+Operation = FlushCache
+
+
+class Hello(Struct, tag="hello"):
+    """First command of a conversation; answered by Welcome."""
+
+    protocol_version: int
+    client: ShortText = ""
+
+
+class Submit(Struct, tag="submit"):
+    """Start an exclusive operation. Answered by Progress (0..n), then one Answer or Failure.
+
+    A repeated `op_id` is not run again: it follows the open operation, or gets the recorded result.
+    """
+
+    op_id: OperationId
+    epoch: str  # from Welcome; another epoch is refused
+    operation: Operation
+    mode: Mode
+    timeout_s: Timeout
+    start_by_clock_s: float  # engine clock; no effect may start after it
+    requested_by: ShortText = ""
+
+
+class Query(Struct, tag="query"):
+    """Ask what became of an operation. With `seal`, an id never seen will never run."""
+
+    op_id: OperationId
+    seal: bool = True
+
+
+class ListOperations(Struct, tag="list_operations"):
+    """All open operations and the newest finished ones."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+
+
+class Extend(Struct, tag="extend"):
+    """Move the deadline of a waiting operation by `by_s` seconds (negative shortens it)."""
+
+    op_id: OperationId
+    by_s: Annotated[float, msgspec.Meta(ge=-MAX_TIMEOUT_S, le=MAX_TIMEOUT_S)]
+
+
+class Cancel(Struct, tag="cancel"):
+    """End a waiting operation without effect. Refused once the decision to commit is recorded."""
+
+    op_id: OperationId
+
+
+class Force(Struct, tag="force"):
+    """Take the next harsher mode: if_idle, wait → drain → abort; retract → abort."""
+
+    op_id: OperationId
+
+
+class Snapshot(Struct, tag="snapshot"):
+    """The engine's state now, with the sequence number of the last event it contains."""
+
+
+class Replay(Struct, tag="replay"):
+    """Events after `after_seq` of this epoch, as far as the ring still holds them."""
+
+    epoch: str
+    after_seq: Annotated[int, msgspec.Meta(ge=0)]
+
+
+Command = Hello | Submit | Query | ListOperations | Extend | Cancel | Force | Snapshot | Replay
+
+
+class Request(Struct):
+    """One frame towards the engine. `id` is the caller's and comes back in each response."""
+
+    id: OperationId
+    command: Command

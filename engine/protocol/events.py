@@ -1,0 +1,51 @@
+"""What an engine publishes while it serves: numbered events of one epoch."""
+
+from __future__ import annotations
+
+from engine.protocol.types import OperationResult, OperationView, RankView, Struct
+
+
+class EngineState(Struct):
+    """Everything a page shows of an engine, at one moment."""
+
+    engine_id: str
+    epoch: str
+    seq: int  # of the last event contained
+    clock_s: float
+    model: str
+    version: str
+    idle: bool  # every rank is fully idle
+    ranks: list[RankView]
+    pending_operation: OperationView | None
+    held_requests: int
+    http_address: str
+
+
+class StateChanged(Struct, tag="state_changed"):
+    """Sent at each change of a rank's or the engine's state, and as heartbeat every 0.5 s."""
+
+    state: EngineState
+
+
+class OperationChanged(Struct, tag="operation_changed"):
+    """An open operation moved: phase, attempt, deadline or a rank's part."""
+
+    operation: OperationView
+
+
+class OperationEnded(Struct, tag="operation_ended"):
+    """An operation ended; the same result as its Answer."""
+
+    result: OperationResult
+
+
+EventBody = StateChanged | OperationChanged | OperationEnded
+
+
+class Event(Struct):
+    """One frame of the event stream. `seq` grows by one within an epoch: a gap is a loss."""
+
+    epoch: str
+    seq: int
+    clock_s: float
+    body: EventBody

@@ -1,0 +1,89 @@
+"""What an engine answers over its control socket: Progress (0..n), then exactly one Reply."""
+
+from __future__ import annotations
+
+from engine.protocol.errors import ErrorCode
+from engine.protocol.events import EngineState, Event
+from engine.protocol.types import OperationResult, OperationView, QueryStatus, Struct
+
+
+class Welcome(Struct, tag="welcome"):
+    """Answer to Hello. `engine_id` names the journal, `epoch` this start of the frontend."""
+
+    protocol_version: int
+    engine_id: str
+    epoch: str
+    clock_s: float
+    dp_size: int
+    model: str
+    ready: bool  # recovery is over: commands are taken
+
+
+class Progress(Struct, tag="progress"):
+    """An operation moved. Not the last message of a Submit."""
+
+    operation: OperationView
+
+
+class Answer(Struct, tag="answer"):
+    """The recorded end of an operation. The last message of a Submit."""
+
+    result: OperationResult
+
+
+class QueryAnswer(Struct, tag="query_answer"):
+    """What the journal knows; `operation` when open, `result` when finished."""
+
+    op_id: str
+    engine_id: str
+    status: QueryStatus
+    operation: OperationView | None = None
+    result: OperationResult | None = None
+
+
+class OperationList(Struct, tag="operation_list"):
+    """Open operations, then finished ones, newest first."""
+
+    open: list[OperationView]
+    finished: list[OperationResult]
+
+
+class Accepted(Struct, tag="accepted"):
+    """Extend, cancel or force was taken; what it led to comes as Progress and Answer."""
+
+    operation: OperationView
+
+
+class StateAnswer(Struct, tag="state"):
+    """Answer to Snapshot."""
+
+    state: EngineState
+
+
+class EventList(Struct, tag="events"):
+    """Answer to Replay. `complete` is false when the ring no longer reaches back that far."""
+
+    events: list[Event]
+    complete: bool
+
+
+class Failure(Struct, tag="failure"):
+    """The command was refused; nothing changed."""
+
+    code: ErrorCode
+    message: str
+    retryable: bool
+    holder: str | None = None  # op_id of the operation that holds the engine
+    remaining_s: float | None = None
+
+
+Reply = (
+    Welcome | Answer | QueryAnswer | OperationList | Accepted | StateAnswer | EventList | Failure
+)
+
+
+class Response(Struct):
+    """One frame towards the caller: `id` of the request, and its Progress or Reply."""
+
+    id: str
+    body: Progress | Reply

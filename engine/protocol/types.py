@@ -1,0 +1,196 @@
+"""Words and records that every message shares: places, modes, outcomes, views.
+
+Times are seconds on the engine's monotonic clock unless a name says otherwise; `_pages` are KV
+pages.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+# The longest a waiting operation may be asked to wait, in seconds (one day).
+MAX_TIMEOUT_S = 86_400.0
+
+# Where work can sit on a rank, in the order that every reply, page and metric prints them.
+PLACES = (
+    "running",
+    "chunked_prefill",
+    "waiting",
+    "grammar",
+    "results",
+    "l1_backup",
+    "l2_load",
+    "l3_prefetch",
+    "l3_backup",
+)
+
+OperationId = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z_.:-]+$")
+]
+ShortText = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every message: immutable, named fields only, unknown fields refused."""
+
+
+class Mode(StrEnum):
+    """What an operation does to requests while it waits for idle; operations.md § 2."""
+
+    IF_IDLE = "if_idle"
+    WAIT = "wait"
+    DRAIN = "drain"
+    RETRACT = "retract"
+    ABORT = "abort"
+
+
+class OperationKind(StrEnum):
+    """What an operation changes."""
+
+    FLUSH_CACHE = "flush_cache"
+
+
+class Outcome(StrEnum):
+    """How an operation ended. Final and unique."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    PARTIAL = "partial"
+
+
+class Phase(StrEnum):
+    """Where an open operation stands."""
+
+    PREPARING = "preparing"
+    WAITING_FOR_IDLE = "waiting for idle"
+    COMMITTING = "committing"
+    COMPENSATING = "compensating"
+    CANCELLING = "cancelling"
+
+
+class RankState(StrEnum):
+    """What one rank did for an operation, or where it stands in it."""
+
+    NOT_STARTED = "not_started"
+    WAITING = "waiting"
+    PARKED = "parked"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    COMPENSATED = "compensated"
+    UNREACHABLE = "unreachable"
+    UNKNOWN = "unknown"
+
+
+class QueryStatus(StrEnum):
+    """What the journal knows of an operation id."""
+
+    NEVER = "never"  # not seen; sealed now, so it will never run
+    OPEN = "open"
+    FINISHED = "finished"
+    TOO_OLD = "too_old"
+
+
+class Places(Struct):
+    """How many items each place of a rank holds; all zero is fully idle."""
+
+    running: int = 0
+    chunked_prefill: int = 0
+    waiting: int = 0
+    grammar: int = 0
+    results: int = 0
+    l1_backup: int = 0
+    l2_load: int = 0
+    l3_prefetch: int = 0
+    l3_backup: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True when no place holds anything."""
+        return not any(getattr(self, name) for name in PLACES)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={getattr(self, name)}" for name in PLACES)
+
+
+class KVUsage(Struct):
+    """Pages of one rank's device pool: free + evictable + locked + held = total, always."""
+
+    total_pages: int
+    free_pages: int
+    evictable_pages: int
+    locked_pages: int
+    held_pages: int
+    page_size_tokens: int
+
+    @property
+    def used_pages(self) -> int:
+        """Pages that no eviction could free now."""
+        return self.locked_pages + self.held_pages
+
+
+class RankView(Struct):
+    """The newest report of one DP rank, as the frontend knows it."""
+
+    dp_rank: int
+    incarnation: int
+    online: bool  # alive, and its newest report is fresh
+    proven: bool  # its reported state equals the desired state: it may be routed to
+    idle: bool
+    places: Places
+    weight_version: str
+    storage_backend: str | None
+    kv: KVUsage | None  # None until the rank has reported once
+    hit_rate: float | None  # cached ÷ prompt tokens of the last minute; None when there were none
+    decode_tokens_per_s: float
+    running: int
+    waiting: int
+    age_s: float  # of the report, when this view was made
+    violations: int = 0  # times the page invariant did not hold at idle
+
+
+class RankResult(Struct):
+    """One rank's part in an operation."""
+
+    dp_rank: int
+    state: RankState
+    message: str = ""
+    places: Places | None = None
+
+
+class OperationView(Struct):
+    """An open operation, for lists and live pages."""
+
+    op_id: str
+    kind: OperationKind
+    mode: Mode
+    phase: Phase
+    attempt: int
+    timeout_s: float
+    started_clock_s: float
+    deadline_clock_s: float
+    remaining_s: float  # until the deadline, when this view was made; never negative
+    held_requests: int
+    awaited_ranks: list[int]
+    ranks: list[RankResult]
+    requested_by: str = ""
+
+
+class OperationResult(Struct):
+    """How an operation ended, on every rank. The same bytes each time it is asked for."""
+
+    op_id: str
+    kind: OperationKind
+    mode: Mode
+    outcome: Outcome
+    message: str  # one sentence; names the busy places where that is the reason
+    ranks: list[RankResult]
+    started_clock_s: float
+    finished_clock_s: float
+    epoch: str

@@ -1,0 +1,27 @@
+"""What the scheduler asks of a runner. `ModelRunner` is the real one, tests have a scripted one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.models.forward_batch import ForwardBatch, PartResult
+
+
+class Runner(Protocol):
+    """Holds a model and its paged KV pool; all calls come from one thread."""
+
+    page_size: int  # tokens in a page
+    num_pages: int  # pages in the device pool
+    context_len: int  # longest request in tokens, prompt and output together
+    vocab_size: int
+    eos_ids: frozenset[int]
+    weight_version: str
+
+    def forward(self, batch: ForwardBatch) -> list[PartResult]:
+        """Run one step; one result a part, in order. Raises NonFiniteLogitsError."""
+
+    def clear_kv(self) -> None:
+        """Forget all pages' contents (a debugging aid may poison them). No page is in use."""
+
+    def empty_cache(self) -> None:
+        """Give cached device memory back to the driver; nothing to do on a CPU."""
