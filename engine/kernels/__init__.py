@@ -1,1 +1,1 @@
-"""TODO(2): described when its first module lands."""
+"""Numeric kernels, and how they are built. Knows tensors and pointers; no model, no request."""

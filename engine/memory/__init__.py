@@ -1,1 +1,1 @@
-"""TODO(2): described when its first module lands."""
+"""Where the KV cache's bytes live. No policy: what is kept is decided elsewhere."""

@@ -1,0 +1,62 @@
+"""L1: the pages of keys and values on the device where the model runs.
+
+Knows bytes and page ids. Which request owns a page, and when it is free, is the cache's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.memory.kv_layout import KVLayout
+
+
+class DevicePool:
+    """All pages of all layers. A layer's K is (P, *k_page_shape), its V (P, *v_page_shape)."""
+
+    def __init__(
+        self, layout: KVLayout, num_layers: int, num_pages: int, device: torch.device
+    ) -> None:
+        """Allocate zeroed pages. On a CPU, memory is taken when a page is first written."""
+        if num_pages <= 0:
+            raise ValueError(f"a KV pool of {num_pages} pages")
+        self.layout = layout
+        self.num_layers = num_layers
+        self.num_pages = num_pages
+        self.k = [self._zeros(layout.k_page_shape, device) for _ in range(num_layers)]
+        self.v = [self._zeros(layout.v_page_shape, device) for _ in range(num_layers)]
+
+    def _zeros(self, page_shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        return torch.zeros(self.num_pages, *page_shape, dtype=self.layout.dtype, device=device)
+
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        return self.layout.page_bytes(self.num_layers)
+
+    def layer_bytes(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """View a layer's K and V as bytes (P, side_bytes): what a lower tier copies to and fro."""
+        k, v = self.k[layer], self.v[layer]
+        return (
+            k.view(self.num_pages, -1).view(torch.uint8),
+            v.view(self.num_pages, -1).view(torch.uint8),
+        )
+
+    def poison(self, pages: Sequence[int] | None = None) -> None:
+        """Fill pages, or all of them, with NaN: whatever still reads them will show it."""
+        for side in (self.k, self.v):
+            for tensor in side:
+                if pages is None:
+                    tensor.fill_(float("nan"))
+                else:
+                    tensor[list(pages)] = float("nan")
+
+
+def pages_in_budget(budget_bytes: int, layout: KVLayout, num_layers: int) -> int:
+    """Return how many pages fit in `budget_bytes`. Raises ValueError when none does."""
+    num_pages = budget_bytes // layout.page_bytes(num_layers)
+    if num_pages <= 0:
+        raise ValueError(
+            f"{budget_bytes} bytes hold no KV page of {layout.page_bytes(num_layers)} bytes"
+        )
+    return num_pages

@@ -1,0 +1,109 @@
+"""The tensors of a Llama model: their names in a checkpoint, their shapes, and how they are fused.
+
+q, k and v become one weight, gate and up another, whatever then computes with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.models.base import TensorSource
+from engine.models.checkpoint import Checkpoint
+from engine.models.config import ModelConfig
+from engine.models.errors import UnexpectedTensorError
+
+EMBED = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TopWeights:
+    """Tensors outside the layers."""
+
+    embed: torch.Tensor  # (V, hidden)
+    norm: torch.Tensor  # (hidden,)
+    head: torch.Tensor  # (V, hidden); the embedding itself when tied
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Tensors of one layer."""
+
+    norm1: torch.Tensor  # (hidden,)
+    qkv: torch.Tensor  # ((H + 2 Hkv) * D, hidden)
+    o: torch.Tensor  # (hidden, H * D)
+    norm2: torch.Tensor  # (hidden,)
+    gate_up: torch.Tensor  # (2 * ffn, hidden)
+    down: torch.Tensor  # (hidden, ffn)
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return every tensor that the checkpoint must hold, and its shape."""
+    hidden, ffn = config.hidden_size, config.ffn_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {EMBED: (config.vocab_size, hidden), NORM: (hidden,)}
+    if not config.is_tied:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        shapes |= {
+            _name(layer, "input_layernorm"): (hidden,),
+            _name(layer, "self_attn.q_proj"): (q, hidden),
+            _name(layer, "self_attn.k_proj"): (kv, hidden),
+            _name(layer, "self_attn.v_proj"): (kv, hidden),
+            _name(layer, "self_attn.o_proj"): (hidden, q),
+            _name(layer, "post_attention_layernorm"): (hidden,),
+            _name(layer, "mlp.gate_proj"): (ffn, hidden),
+            _name(layer, "mlp.up_proj"): (ffn, hidden),
+            _name(layer, "mlp.down_proj"): (hidden, ffn),
+        }
+    return shapes
+
+
+def check_checkpoint(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Raise a TensorError unless the checkpoint is just what the model needs.
+
+    Two kinds of surplus are harmless and common: tables that old releases saved, and a tied head
+    that repeats the embedding.
+    """
+    ignored = {
+        _name(layer, "self_attn.rotary_emb").replace("weight", "inv_freq")
+        for layer in range(config.num_layers)
+    }
+    if config.is_tied and HEAD in checkpoint.names():
+        ignored.add(HEAD)
+    checkpoint.check(expected_shapes(config), frozenset(ignored))
+    if HEAD in ignored:
+        embed = checkpoint.read(EMBED, torch.float32)
+        if not torch.equal(checkpoint.read(HEAD, torch.float32), embed):
+            raise UnexpectedTensorError(HEAD, "tie_word_embeddings, but not the embedding")
+
+
+def top_weights(source: TensorSource, config: ModelConfig, dtype: torch.dtype) -> TopWeights:
+    """Read the tensors outside the layers."""
+    embed = source.read(EMBED, dtype)
+    head = embed if config.is_tied else source.read(HEAD, dtype)
+    return TopWeights(embed, source.read(NORM, dtype), head)
+
+
+def layer_weights(source: TensorSource, layer: int, dtype: torch.dtype) -> LayerWeights:
+    """Read and fuse the tensors of one layer."""
+
+    def read(*parts: str) -> torch.Tensor:
+        found = [source.read(_name(layer, part), dtype) for part in parts]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    return LayerWeights(
+        norm1=read("input_layernorm"),
+        qkv=read("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        o=read("self_attn.o_proj"),
+        norm2=read("post_attention_layernorm"),
+        gate_up=read("mlp.gate_proj", "mlp.up_proj"),
+        down=read("mlp.down_proj"),
+    )
+
+
+def _name(layer: int, part: str) -> str:
+    return f"model.layers.{layer}.{part}.weight"

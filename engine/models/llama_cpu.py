@@ -1,0 +1,166 @@
+"""Llama through the compiled CPU library: a whole step is one call.
+
+Owns the packed weights and the library's handle. Sums are added in a fixed order per token, so a
+request's results are the same bits alone, in a batch, in chunks or behind a shared prefix.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.kernels.cpu.library import CLayer, CPULibrary, CShape, CStep, CTables, CTokens
+from engine.memory.device_pool import DevicePool
+from engine.memory.kv_layout import KVLayout
+from engine.models.base import TensorSource
+from engine.models.config import ModelConfig
+from engine.models.llama import LayerWeights, TopWeights, layer_weights, top_weights
+from engine.models.rope import rope_tables
+from engine.models.step_inputs import StepInputs
+
+MAX_HEADS_PER_KV_HEAD = 12  # MAX_ROWS of attention.h
+
+
+def why_unsupported(config: ModelConfig) -> str | None:
+    """Return what about the model's sizes the library cannot do, or None."""
+    if config.hidden_size % 16 or config.ffn_size % 16:
+        return f"hidden {config.hidden_size} or ffn {config.ffn_size} is no multiple of 16"
+    if config.num_heads // config.num_kv_heads > MAX_HEADS_PER_KV_HEAD:
+        return f"{config.num_heads} heads share {config.num_kv_heads} kv heads"
+    return None
+
+
+class LlamaCPU:
+    """A `StepModel`."""
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, page_size: int, library: CPULibrary
+    ) -> None:
+        """Take a library that was compiled for `dtype`, `page_size` and the model's head_dim."""
+        self._config = config
+        self._dtype = dtype
+        self._library = library
+        self.kv_layout = KVLayout(
+            config.num_kv_heads, config.head_dim, page_size, dtype, is_interleaved=True
+        )
+        self._rope = rope_tables(config, config.context_len)
+        self._top: TopWeights | None = None
+        self._layers: list[LayerWeights] = []
+        self._pool: DevicePool | None = None
+        self._handle: int | None = None
+
+    def load(self, source: TensorSource) -> None:
+        """Pack the weights; over the present ones if there are, so that pointers stay valid."""
+        config, pack = self._config, self._library.pack
+        top = top_weights(source, config, self._dtype)
+        if self._top is None:
+            embed, norm = top.embed.clone(), top.norm.clone()
+            self._top = TopWeights(embed, norm, pack(top.head))
+        else:
+            self._top.embed.copy_(top.embed)
+            self._top.norm.copy_(top.norm)
+            pack(top.head, out=self._top.head)
+        for index in range(config.num_layers):
+            self._load_layer(index, layer_weights(source, index, self._dtype))
+
+    def _load_layer(self, index: int, new: LayerWeights) -> None:
+        pack = self._library.pack
+        if index == len(self._layers):
+            self._layers.append(
+                LayerWeights(
+                    new.norm1.clone(),
+                    pack(new.qkv),
+                    pack(new.o),
+                    new.norm2.clone(),
+                    pack(new.gate_up, halves=True),
+                    pack(new.down),
+                )
+            )
+            return
+        old = self._layers[index]
+        old.norm1.copy_(new.norm1)
+        old.norm2.copy_(new.norm2)
+        pack(new.qkv, out=old.qkv)
+        pack(new.o, out=old.o)
+        pack(new.gate_up, halves=True, out=old.gate_up)
+        pack(new.down, out=old.down)
+
+    def bind(self, pool: DevicePool) -> None:
+        """Point the library at the weights and at `pool`."""
+        assert self._top is not None, "load the weights before binding a pool"
+        assert pool.layout == self.kv_layout, f"{pool.layout} != {self.kv_layout}"
+        if self._handle is None:
+            self._handle = self._new_handle(self._top)
+        self._pool = pool
+        for index, weights in enumerate(self._layers):
+            tensors = [getattr(weights, name) for name in LayerWeights.__slots__]
+            pointers = [t.data_ptr() for t in (*tensors, pool.k[index], pool.v[index])]
+            self._library.set_layer(self._handle, index, ctypes.byref(CLayer(*pointers)))
+
+    def _new_handle(self, top: TopWeights) -> int:
+        c = self._config
+        shape = CShape(
+            c.hidden_size, c.ffn_size, c.num_heads, c.num_kv_heads, c.vocab_size, c.num_layers,
+            c.rms_norm_eps,
+        )  # fmt: skip
+        tables = CTables(*(t.data_ptr() for t in (top.embed, top.norm, top.head, *self._rope)))
+        handle: int | None = self._library.new(ctypes.byref(shape), ctypes.byref(tables))
+        if handle is None:
+            raise MemoryError("no memory for the CPU model")
+        weakref.finalize(self, self._library.free, handle)
+        return handle
+
+    def greedy(self, inputs: StepInputs) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the most likely token of each row (R,), and whether its logits are finite."""
+        chosen = np.empty(len(inputs.rows), np.int64)
+        is_finite = np.empty(len(inputs.rows), np.bool_)
+        self._forward(inputs, None, chosen, is_finite)
+        return chosen, is_finite
+
+    def hidden(self, inputs: StepInputs) -> torch.Tensor:
+        """Return the rows' state after the last norm (R, hidden)."""
+        # At least one row, so that there is an address: null would ask for the head.
+        out = torch.empty(max(1, len(inputs.rows)), self._config.hidden_size, dtype=self._dtype)
+        self._forward(inputs, out, None, None)
+        return out[: len(inputs.rows)]
+
+    def logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+        """Return fp32 logits (R, V), and which rows are all finite."""
+        assert self._handle is not None, "bind a pool first"
+        rows = hidden.shape[0]
+        out = torch.empty(rows, self._config.vocab_size)
+        is_finite = torch.empty(rows, dtype=torch.bool)
+        self._library.logits(self._handle, hidden.contiguous(), out, is_finite)
+        return out, is_finite.numpy()
+
+    def _forward(
+        self,
+        inputs: StepInputs,
+        hidden: torch.Tensor | None,
+        chosen: NDArray[np.int64] | None,
+        is_finite: NDArray[np.bool_] | None,
+    ) -> None:
+        assert self._handle is not None, "bind a pool first"
+        tokens = CTokens(
+            inputs.pos.ctypes.data,
+            inputs.start.ctypes.data,
+            inputs.first_page.ctypes.data,
+            inputs.pages.ctypes.data,
+            len(inputs.ids),
+            len(inputs.start) - 1,
+        )
+        step = CStep(
+            tokens,
+            inputs.ids.ctypes.data,
+            inputs.rows.ctypes.data,
+            len(inputs.rows),
+            torch.get_num_threads(),
+            None if hidden is None else hidden.data_ptr(),
+            None if chosen is None else chosen.ctypes.data,
+            None if is_finite is None else is_finite.ctypes.data,
+        )
+        self._library.forward(self._handle, step)

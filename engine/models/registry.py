@@ -1,0 +1,68 @@
+"""Chooses what computes a model: compiled kernels where they serve, torch operators elsewhere.
+
+The one place to touch for a new family. Called by the runner, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+
+from engine.kernels.cpu.build import LibraryShape, build_library
+from engine.kernels.cpu.library import CPULibrary
+from engine.models.base import StepModel
+from engine.models.checkpoint import open_checkpoint
+from engine.models.config import ModelConfig
+from engine.models.llama import check_checkpoint
+from engine.models.llama_cpu import LlamaCPU, why_unsupported
+from engine.models.llama_torch import LlamaTorch
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and in which numbers a model runs. No `ext_dir`: torch operators only."""
+
+    device: torch.device
+    dtype: torch.dtype  # bfloat16 or float32
+    page_size: int
+    ext_dir: Path | None  # where compiled kernels are kept
+
+
+def load_model(folder: Path, config: ModelConfig, placement: Placement) -> StepModel:
+    """Return the model of `folder` with its weights. Raises ModelError."""
+    with open_checkpoint(folder) as checkpoint:
+        check_checkpoint(checkpoint, config)
+        model = _new_model(config, placement)
+        model.load(checkpoint)
+    return model
+
+
+def _new_model(config: ModelConfig, placement: Placement) -> StepModel:
+    library = _cpu_library(config, placement)
+    if library is not None:
+        return LlamaCPU(config, placement.dtype, placement.page_size, library)
+    return LlamaTorch(config, placement.dtype, placement.page_size, placement.device)
+
+
+def _cpu_library(config: ModelConfig, placement: Placement) -> CPULibrary | None:
+    if placement.device.type != "cpu" or placement.ext_dir is None:
+        return None
+    problem = why_unsupported(config)
+    if problem:
+        log.warning("cpu kernels unavailable", reason="model not supported", detail=problem)
+        return None
+    bits = 8 * placement.dtype.itemsize
+    shape = LibraryShape(bits, config.head_dim, placement.page_size)
+    path = build_library(placement.ext_dir, shape)
+    if path is None:
+        return None
+    try:
+        return CPULibrary(path)
+    except OSError as error:
+        log.warning("cpu kernels unavailable", reason="library not loadable", detail=str(error))
+        return None
