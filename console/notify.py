@@ -1,0 +1,115 @@
+"""Group names, and the hints sent to them after a commit: "this changed, read it again".
+
+A hint carries an id, never the state: the channel layer drops messages when it is full. Sending
+never blocks and never fails its caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+from typing import Any  # a channel layer is known to Channels by name only
+
+import structlog
+from channels.layers import get_channel_layer
+
+log = structlog.get_logger(__name__)
+
+FLEET = "fleet"
+JOBS = "jobs"
+HINT = "live.hint"  # consumers handle it as `live_hint`
+CLOSED = "live.closed"  # consumers handle it as `live_closed`
+MAX_PENDING = 1000
+
+
+def engine_topic(name: str) -> str:
+    """The topic of one engine."""
+    return f"engine:{name}"
+
+
+def job_topic(job_id: object) -> str:
+    """The topic of one job."""
+    return f"job:{job_id}"
+
+
+def topic_group(topic: str) -> str:
+    """The channel layer's name of a topic: it allows letters, digits, `-`, `_` and `.` only."""
+    return "topic." + topic.replace(":", ".")
+
+
+def session_group(session_key: str) -> str:
+    """The group of all sockets of one session; the key itself must not travel."""
+    return "session." + hashlib.sha256(session_key.encode()).hexdigest()[:32]
+
+
+def user_group(user_id: int) -> str:
+    """The group of all sockets of one person."""
+    return f"user.{user_id}"
+
+
+class _Sender:
+    """One event loop in one thread a process, so that a hint costs its caller nothing."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._pending = 0
+        threading.Thread(target=self._loop.run_forever, name="hints", daemon=True).start()
+
+    def send(self, group: str, message: dict[str, Any]) -> None:
+        if self._pending >= MAX_PENDING:  # Redis hangs: consumers also re-read by themselves
+            log.warning("hint dropped", group=group)
+            return
+        self._pending += 1
+        asyncio.run_coroutine_threadsafe(self._send(group, message), self._loop)
+
+    async def _send(self, group: str, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(5):
+                await get_channel_layer().group_send(group, message)
+        except Exception as error:  # noqa: BLE001  # whatever Redis does, a hint may be lost
+            log.warning("hint lost", group=group, error=repr(error))
+        finally:
+            self._pending -= 1
+
+
+_senders: dict[int, _Sender] = {}
+_lock = threading.Lock()
+
+
+def _send(group: str, message: dict[str, Any]) -> None:
+    pid = os.getpid()
+    with _lock:
+        if pid not in _senders:
+            _senders.clear()
+            _senders[pid] = _Sender()
+        sender = _senders[pid]
+    sender.send(group, message)
+
+
+def topic_changed(topic: str) -> None:
+    """Hint that `topic` is to be read again."""
+    _send(topic_group(topic), {"type": HINT, "topic": topic})
+
+
+def job_changed(job_id: object) -> None:
+    """Hint that a job, and so the list of jobs, changed."""
+    topic_changed(job_topic(job_id))
+    topic_changed(JOBS)
+
+
+def engine_changed(name: str) -> None:
+    """Hint that an engine, and so the fleet, changed."""
+    topic_changed(engine_topic(name))
+    topic_changed(FLEET)
+
+
+def session_closed(session_key: str) -> None:
+    """Close every socket of a session that has ended."""
+    _send(session_group(session_key), {"type": CLOSED})
+
+
+def user_closed(user_id: int) -> None:
+    """Close every socket of a person whose rights or password changed."""
+    _send(user_group(user_id), {"type": CLOSED})

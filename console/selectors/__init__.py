@@ -1,0 +1,1 @@
+"""Reads: rows and live state, as pages and the API show them. Nothing here writes."""

@@ -1,0 +1,132 @@
+"""Read engines: the row, and the newest state that the relay saw, with its age."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from console.clock import db_now
+from console.exceptions import EngineNotFound
+from console.models import Engine, Job
+from console.snapshots import StoredSnapshot, snapshots_get
+from engine.protocol import PLACES, EngineState, OperationView, Places, RankView
+
+ONLINE_MAX_AGE_S = 3.0
+
+
+@dataclass(frozen=True)
+class PendingOperation:
+    """The open operation of an engine; `job_id` when it is a job of this console."""
+
+    view: OperationView
+    job_id: UUID | None
+    deadline_at: datetime
+
+
+@dataclass(frozen=True)
+class EngineView:
+    """One engine as pages and the API show it. Without a snapshot nothing of its state is known."""
+
+    engine: Engine
+    online: bool
+    observed_at: datetime | None
+    age_s: float | None
+    rev: int
+    note: str
+    state: EngineState | None
+    pending: PendingOperation | None
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+        return self.engine.name
+
+    @property
+    def idle(self) -> bool | None:
+        """Fully idle on every rank; None when not known or offline."""
+        return self.state.idle if self.state is not None and self.online else None
+
+    @property
+    def ranks(self) -> list[RankView]:
+        """Ranks as last seen."""
+        return self.state.ranks if self.state is not None else []
+
+    @property
+    def places(self) -> Places | None:
+        """Counts of each place, summed over the ranks."""
+        if self.state is None:
+            return None
+        return Places(
+            **{name: sum(getattr(rank.places, name) for rank in self.ranks) for name in PLACES}
+        )
+
+    @property
+    def version(self) -> int:
+        """Grows with each newer snapshot."""
+        return self.rev
+
+
+def _own_job(op_id: str) -> UUID | None:
+    try:
+        job_id = UUID(op_id)
+    except ValueError:
+        return None
+    return job_id if Job.objects.filter(pk=job_id).exists() else None
+
+
+def _view(engine: Engine, stored: StoredSnapshot | None, now: datetime) -> EngineView:
+    if stored is None:
+        return EngineView(
+            engine=engine,
+            online=False,
+            observed_at=None,
+            age_s=None,
+            rev=0,
+            note="never seen: is the relay running, and the engine started?",
+            state=None,
+            pending=None,
+        )
+    observed_at = datetime.fromtimestamp(stored.observed_at, UTC)
+    age_s = max(0.0, (now - observed_at).total_seconds())
+    online = stored.online and age_s < ONLINE_MAX_AGE_S
+    pending = None
+    if stored.state is not None and stored.state.pending_operation is not None:
+        operation = stored.state.pending_operation
+        pending = PendingOperation(
+            view=operation,
+            job_id=_own_job(operation.op_id),
+            deadline_at=observed_at + timedelta(seconds=operation.remaining_s),
+        )
+    note = stored.note or ("" if online else f"no news for {age_s:.0f} s")
+    return EngineView(
+        engine=engine,
+        online=online,
+        observed_at=observed_at,
+        age_s=age_s,
+        rev=stored.rev,
+        note=note,
+        state=stored.state,
+        pending=pending,
+    )
+
+
+def engine_list() -> list[EngineView]:
+    """Every registered engine, by name."""
+    engines = list(Engine.objects.order_by("name"))
+    stored = snapshots_get([engine.name for engine in engines])
+    now = db_now()
+    return [_view(engine, stored.get(engine.name), now) for engine in engines]
+
+
+def engine_get(*, name: str) -> EngineView:
+    """One engine. Raises EngineNotFound."""
+    engine = Engine.objects.filter(name=name).first()
+    if engine is None:
+        raise EngineNotFound(f"no engine is named {name!r}")
+    return _view(engine, snapshots_get([name]).get(name), db_now())
+
+
+def engines_enabled() -> list[Engine]:
+    """The engines that the relay follows."""
+    return list(Engine.objects.filter(enabled=True).order_by("name"))

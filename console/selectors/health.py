@@ -1,0 +1,47 @@
+"""Which parts of the console are up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import redis
+from django.db import DatabaseError, connection
+
+from console.models import Engine
+from console.selectors.engines import engine_list
+from console.snapshots import PARTS, beats_get
+
+BEAT_MAX_AGE_S = 6.0
+
+
+@dataclass(frozen=True)
+class Health:
+    """`parts` by name, each up or not; the web process itself is live when it answers."""
+
+    parts: dict[str, bool]
+    engines: dict[str, bool]
+
+    @property
+    def is_well(self) -> bool:
+        """True when every part is up; an engine that is down is not the console's illness."""
+        return all(self.parts.values())
+
+
+def health_read() -> Health:
+    """Ask each part, bounded: a second for Redis, the database's own timeout for it."""
+    parts = dict.fromkeys(("database", "redis", *PARTS), False)
+    engines: dict[str, bool] = {}
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        parts["database"] = True
+    except DatabaseError:
+        return Health(parts=parts, engines=engines)
+    try:
+        ages = beats_get()
+        parts["redis"] = True
+        parts |= {part: age is not None and age < BEAT_MAX_AGE_S for part, age in ages.items()}
+        engines = {view.name: view.online for view in engine_list()}
+    except redis.RedisError:
+        engines = dict.fromkeys(Engine.objects.values_list("name", flat=True), False)
+    return Health(parts=parts, engines=engines)

@@ -1,0 +1,121 @@
+"""Read jobs: one, a page of them, who holds an engine."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, TypeVar
+from uuid import UUID
+
+from django.db.models import Q, QuerySet
+
+from console.choices import HOLDING_STATES, OPEN_STATES, JobState
+from console.exceptions import EngineNotFound, Invalid, JobNotFound
+from console.models import Engine, Job
+
+PAGE_ITEMS = 50
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Items, newest first, and where the next page begins (None at the end)."""
+
+    items: list[T]
+    next_cursor: str | None
+
+
+def cursor_encode(*parts: str) -> str:
+    """An opaque place in a list."""
+    return base64.urlsafe_b64encode("|".join(parts).encode()).decode().rstrip("=")
+
+
+def cursor_decode(cursor: str, count: int) -> list[str]:
+    """The `count` parts of a cursor. Raises Invalid."""
+    try:
+        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+    except (binascii.Error, ValueError) as error:
+        raise Invalid("cursor is not one that this list gave") from error
+    parts = raw.split("|")
+    if len(parts) != count:
+        raise Invalid("cursor is not one that this list gave")
+    return parts
+
+
+def _rows() -> QuerySet[Job]:
+    return Job.objects.select_related("engine").prefetch_related("ranks")
+
+
+def job_get(*, job_id: UUID) -> Job:
+    """One job with its engine and ranks. Raises JobNotFound."""
+    job = _rows().filter(pk=job_id).first()
+    if job is None:
+        raise JobNotFound(f"no job has the id {job_id}")
+    return job
+
+
+def job_version(*, job_id: UUID) -> int:
+    """The job's version, cheaply; 0 when there is none."""
+    return Job.objects.filter(pk=job_id).values_list("version", flat=True).first() or 0
+
+
+def job_list(
+    *,
+    cursor: str | None = None,
+    engine_name: str | None = None,
+    state: JobState | None = None,
+    limit: int = PAGE_ITEMS,
+) -> Page[Job]:
+    """A page of jobs, newest first. Raises Invalid for a bad cursor, EngineNotFound."""
+    rows = _rows().order_by("-created_at", "-id")
+    if engine_name is not None:
+        engine = Engine.objects.filter(name=engine_name).first()
+        if engine is None:
+            raise EngineNotFound(f"no engine is named {engine_name!r}")
+        rows = rows.filter(engine=engine)
+    if state is not None:
+        rows = rows.filter(state=state)
+    if cursor is not None:
+        when_text, id_text = cursor_decode(cursor, 2)
+        try:
+            when, last_id = datetime.fromisoformat(when_text), UUID(id_text)
+        except ValueError as error:
+            raise Invalid("cursor is not one that this list gave") from error
+        if when.tzinfo is None:
+            raise Invalid("cursor is not one that this list gave")
+        rows = rows.filter(Q(created_at__lt=when) | Q(created_at=when, id__lt=last_id))
+    items = list(rows[: limit + 1])
+    more = len(items) > limit
+    items = items[:limit]
+    return Page(
+        items=items,
+        next_cursor=cursor_encode(items[-1].created_at.isoformat(), str(items[-1].pk))
+        if more
+        else None,
+    )
+
+
+def jobs_open(*, engine_name: str | None = None) -> list[Job]:
+    """All jobs that have not ended, newest first."""
+    rows = _rows().filter(state__in=OPEN_STATES)
+    if engine_name is not None:
+        rows = rows.filter(engine__name=engine_name)
+    return list(rows)
+
+
+def job_holder(*, engine: Engine) -> Job | None:
+    """The job that a new one would have to wait for: the one at work, else the oldest open one."""
+    rows = Job.objects.select_related("engine").filter(engine=engine, state__in=OPEN_STATES)
+    at_work = rows.filter(state__in=HOLDING_STATES).first()
+    return at_work or rows.order_by("created_at", "id").first()
+
+
+def remaining_s(job: Job, now: datetime) -> float | None:
+    """Seconds until the job's deadline, or until it must have been sent; None while blocked."""
+    until = job.deadline_at or job.dispatch_by
+    if until is None:
+        return None
+    return round(max(0.0, (until - now).total_seconds()), 1)

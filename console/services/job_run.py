@@ -1,0 +1,321 @@
+"""What a worker does to a job: claim, lease, dispatch, follow, finish.
+
+Each is a conditional UPDATE on (state, attempt): a worker that lost its claim gets None and stops.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import msgspec
+from django.db import IntegrityError, transaction
+from django.db.models import F, Q
+
+from console.actors import Actor
+from console.choices import UNSENT_STATES, JobPhase, JobState, Mode
+from console.clock import db_now
+from console.models import Engine, Job
+from console.services.transitions import job_announce, job_move, ranks_write
+from engine.protocol import (
+    ErrorCode,
+    Failure,
+    OperationResult,
+    OperationView,
+    RankResult,
+    RankState,
+    Welcome,
+)
+
+LEASE_S = 10.0
+DEADLINE_JITTER_S = 0.25  # a deadline that moved by less was not moved by anyone
+
+# The engine was asked once and said that it changed nothing. After any other failure an earlier
+# word of ours may still have had an effect, so the job is reconciled.
+CLEAN_REFUSALS = frozenset(
+    {
+        ErrorCode.INVALID_ARGUMENT,
+        ErrorCode.OPERATION_PENDING,
+        ErrorCode.TOO_LATE,
+        ErrorCode.TOO_OLD,
+        ErrorCode.SEALED,
+        ErrorCode.RANK_NOT_READY,
+        ErrorCode.NOT_READY,
+        ErrorCode.JOURNAL_UNAVAILABLE,
+        ErrorCode.OVERLOADED,
+    }
+)
+
+
+def job_claim(*, job_id: UUID, owner: str, now: datetime | None = None) -> Job | None:
+    """Take a job that waits for a worker. None: taken, ended, blocked, not due, or too late."""
+    now = now or db_now()
+    due = Q(blocked=False) & (Q(not_before=None) | Q(not_before__lte=now))
+    try:
+        with transaction.atomic():
+            return job_move(
+                job_id=job_id,
+                frm={JobState.ACCEPTED},
+                to=JobState.CLAIMED,
+                where=due & Q(dispatch_by__gt=now),
+                actor=None,
+                process="worker",
+                now=now,
+                fields={
+                    "attempt": F("attempt") + 1,
+                    "lease_until": now + timedelta(seconds=LEASE_S),
+                    "lease_owner": owner,
+                    "not_before": None,
+                },
+                facts={"owner": owner},
+            )
+    except IntegrityError:
+        return None  # another job holds the engine: the index is the last word
+
+
+def job_lease_renew(*, job_id: UUID, attempt: int, owner: str, now: datetime | None = None) -> bool:
+    """Keep a claim alive. False: it is lost, and nothing more may be sent."""
+    now = now or db_now()
+    return bool(
+        Job.objects.filter(
+            pk=job_id,
+            attempt=attempt,
+            lease_owner=owner,
+            state__in=[JobState.CLAIMED, JobState.DISPATCHED],
+        ).update(lease_until=now + timedelta(seconds=LEASE_S))
+    )
+
+
+@transaction.atomic
+def job_release(
+    *,
+    job_id: UUID,
+    attempt: int,
+    why: str,
+    process: str,
+    pause_s: float = 1.0,
+    blocked_by: str = "",
+    lapsed_at: datetime | None = None,
+    now: datetime | None = None,
+) -> Job | None:
+    """Give a claim back unsent; with `blocked_by` it waits for that operation to end.
+
+    `lapsed_at` limits it to a lease that ended before then (the reconciler's case).
+    """
+    now = now or db_now()
+    fields: dict[str, object] = {
+        "lease_until": None,
+        "lease_owner": "",
+        "note": why[:500],
+        "not_before": now + timedelta(seconds=pause_s),
+        "phase": JobPhase.BLOCKED if blocked_by else JobPhase.QUEUED,
+    }
+    if blocked_by:
+        fields |= {
+            "blocked": True,
+            "blocked_by": blocked_by,
+            "deadline_at": None,
+            "dispatch_by": None,
+        }
+    return job_move(
+        job_id=job_id,
+        frm={JobState.CLAIMED},
+        to=JobState.ACCEPTED,
+        attempt=attempt,
+        where=Q(lease_until__lt=lapsed_at) if lapsed_at else None,
+        actor=Actor.system(process),
+        process=process,
+        now=now,
+        fields=fields,
+        facts={"note": why},
+    )
+
+
+@transaction.atomic
+def job_expire(
+    *,
+    job_id: UUID,
+    process: str,
+    attempt: int | None = None,
+    code: str = "deadline_passed",
+    message: str = "",
+    now: datetime | None = None,
+) -> Job | None:
+    """End a job that was not sent in time: provably without effect."""
+    now = now or db_now()
+    return job_move(
+        job_id=job_id,
+        frm=UNSENT_STATES,
+        to=JobState.EXPIRED,
+        attempt=attempt,
+        where=Q(dispatch_by__lte=now),
+        actor=None,
+        process=process,
+        now=now,
+        fields={
+            "error": {
+                "code": code,
+                "message": message or "no worker sent it before its deadline; nothing was sent",
+            }
+        },
+    )
+
+
+@transaction.atomic
+def job_dispatched(
+    *, job_id: UUID, attempt: int, owner: str, welcome: Welcome, now: datetime | None = None
+) -> Job | None:
+    """Record that the job is about to be sent; commit this, then send.
+
+    None: the claim is lost, or the deadline has passed. Also notes the engine's identity.
+    """
+    now = now or db_now()
+    job = job_move(
+        job_id=job_id,
+        frm={JobState.CLAIMED},
+        to=JobState.DISPATCHED,
+        attempt=attempt,
+        where=Q(lease_owner=owner, lease_until__gt=now, dispatch_by__gt=now),
+        actor=None,
+        process="worker",
+        now=now,
+        ranks=[
+            RankResult(dp_rank=rank, state=RankState.NOT_STARTED) for rank in range(welcome.dp_size)
+        ],
+        fields={
+            "phase": JobPhase.PREPARING,
+            "engine_epoch": welcome.epoch,
+            "engine_identity": welcome.engine_id,
+            "dispatched_at": now,
+            "lease_until": now + timedelta(seconds=LEASE_S),
+            "note": "",
+        },
+        facts={"engine_identity": welcome.engine_id, "owner": owner},
+    )
+    if job is not None:
+        Engine.objects.filter(pk=job.engine_id).exclude(identity=welcome.engine_id).update(
+            identity=welcome.engine_id
+        )
+    return job
+
+
+@transaction.atomic
+def job_progress(
+    *, job_id: UUID, attempt: int, view: OperationView, now: datetime | None = None
+) -> Job | None:
+    """Note where the operation stands. No state change, so no audit entry; None if nothing moved.
+
+    A job being reconciled keeps the phase *unknown*: only its end makes it known again.
+    """
+    now = now or db_now()
+    states = [JobState.DISPATCHED, JobState.RECONCILING]
+    rows = Job.objects.select_for_update().filter(pk=job_id, attempt=attempt, state__in=states)
+    job = rows.first()
+    if job is None:
+        return None
+    fields: dict[str, object] = {}
+    phase = JobPhase(str(view.phase))
+    if job.cancel_requested and phase is JobPhase.WAITING_FOR_IDLE:
+        phase = JobPhase.CANCELLING
+    if job.state == JobState.DISPATCHED and job.phase != phase:
+        fields["phase"] = phase
+    if job.mode != str(view.mode):
+        fields["mode"] = Mode(str(view.mode))
+    if str(view.mode) != str(Mode.IF_IDLE):
+        deadline_at = now + timedelta(seconds=view.remaining_s)
+        moved_s = abs((deadline_at - job.deadline_at).total_seconds()) if job.deadline_at else 1e9
+        # At 0 the engine's "remaining" says only that the deadline has passed.
+        if moved_s > DEADLINE_JITTER_S and view.remaining_s > 0:
+            fields["deadline_at"] = deadline_at
+    changed = ranks_write(job, view.ranks)
+    if not (fields or changed):
+        return None
+    rows.update(version=F("version") + 1, updated_at=now, **fields)
+    job_announce(job)
+    return Job.objects.get(pk=job_id)
+
+
+@transaction.atomic
+def job_finish(
+    *,
+    job_id: UUID,
+    attempt: int,
+    frm: JobState,
+    result: OperationResult,
+    process: str,
+    now: datetime | None = None,
+) -> Job | None:
+    """End a job by what the engine recorded, rank by rank."""
+    state = JobState(str(result.outcome))
+    note = "" if process == "worker" else "reconciled: the engine was asked what became of it"
+    return job_move(
+        job_id=job_id,
+        frm={frm},
+        to=state,
+        attempt=attempt,
+        actor=None,
+        process=process,
+        now=now or db_now(),
+        ranks=result.ranks,
+        fields={
+            "reply": msgspec.to_builtins(result),
+            "mode": Mode(str(result.mode)),
+            "note": note,
+            "error": None
+            if state is JobState.SUCCEEDED
+            else {"code": str(state), "message": result.message},
+        },
+        facts={"result": result.message, "note": note},
+    )
+
+
+@transaction.atomic
+def job_refused(
+    *, job_id: UUID, attempt: int, failure: Failure, now: datetime | None = None
+) -> Job | None:
+    """End a job that the engine refused without changing anything (CLEAN_REFUSALS)."""
+    assert failure.code in CLEAN_REFUSALS, failure
+    late = failure.code is ErrorCode.TOO_LATE
+    error: dict[str, object] = {"code": str(failure.code), "message": failure.message}
+    if failure.code is ErrorCode.OPERATION_PENDING:
+        error |= {"holder": failure.holder, "remaining_s": failure.remaining_s}
+    return job_move(
+        job_id=job_id,
+        frm={JobState.DISPATCHED},
+        to=JobState.EXPIRED if late else JobState.FAILED,
+        attempt=attempt,
+        actor=None,
+        process="worker",
+        now=now or db_now(),
+        fields={"reply": msgspec.to_builtins(failure), "error": error},
+    )
+
+
+@transaction.atomic
+def job_reconcile(
+    *,
+    job_id: UUID,
+    attempt: int,
+    why: str,
+    process: str,
+    lapsed_at: datetime | None = None,
+    now: datetime | None = None,
+) -> Job | None:
+    """Admit that it is not known what became of a job that was sent; never sends it again."""
+    return job_move(
+        job_id=job_id,
+        frm={JobState.DISPATCHED},
+        to=JobState.RECONCILING,
+        attempt=attempt,
+        where=Q(lease_until__lt=lapsed_at) if lapsed_at else None,
+        actor=Actor.system(process),
+        process=process,
+        now=now or db_now(),
+        fields={
+            "phase": JobPhase.UNKNOWN,
+            "note": why[:500],
+            "lease_until": None,
+            "lease_owner": "",
+        },
+        facts={"note": why},
+    )

@@ -1,0 +1,241 @@
+"""Ask for a job: check, refuse or accept, all in one transaction with the audit's intent.
+
+Accepting needs the database only: no Redis, no engine. What happens to a job afterwards is in
+`job_run` (worker and reconciler) and `job_control` (people).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+import rfc8785
+from django.db import IntegrityError, transaction
+
+from console.actors import Actor
+from console.choices import AuditStage, JobKind, JobPhase, JobState, Mode, OnConflict
+from console.clock import db_now
+from console.exceptions import (
+    EngineBusy,
+    EngineDisabled,
+    EngineNotFound,
+    IdempotencyMismatch,
+    Invalid,
+)
+from console.models import Engine, Job
+from console.selectors.jobs import job_holder, remaining_s
+from console.services.audit import Fact, audit_append, canonical
+from console.services.foreign import foreign_holder
+from console.services.transitions import deadlines, job_announce, job_doorbell
+from engine.protocol import MAX_TIMEOUT_S
+
+MAX_REASON_CHARS = 500
+MAX_KEY_CHARS = 200
+
+
+@dataclass(frozen=True)
+class FlushParams:
+    """What a flush is asked to do; checked when made."""
+
+    timeout_s: float = 60.0
+    mode: Mode = Mode.WAIT
+    empty_cache: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises Invalid, naming the field and the bound."""
+        if not (math.isfinite(self.timeout_s) and 0 <= self.timeout_s <= MAX_TIMEOUT_S):
+            raise Invalid(f"timeout_s must be a finite number from 0 to {MAX_TIMEOUT_S:.0f}")
+        if self.timeout_s == 0 and self.mode not in (Mode.IF_IDLE, Mode.WAIT):
+            raise Invalid(f"timeout_s must be greater than 0 with mode {self.mode}")
+
+    @property
+    def mode_in_force(self) -> Mode:
+        """`wait` for no time at all is `if_idle`."""
+        return Mode.IF_IDLE if self.timeout_s == 0 else self.mode
+
+
+@dataclass(frozen=True)
+class JobAsked:
+    """A job, and whether this call made it (or an earlier one with the same key)."""
+
+    job: Job
+    is_new: bool
+
+
+def _body_hash(
+    engine_name: str, kind: JobKind, params: FlushParams, reason: str, on_conflict: OnConflict
+) -> str:
+    body = canonical(
+        {
+            "engine": engine_name,
+            "kind": str(kind),
+            "params": {**asdict(params), "timeout_s": float(params.timeout_s)},
+            "reason": reason,
+            "on_conflict": str(on_conflict),
+        }
+    )
+    return hashlib.sha256(rfc8785.dumps(body)).hexdigest()  # type: ignore[arg-type]
+
+
+def _replayed(actor: Actor, key: str | None, body_hash: str) -> JobAsked | None:
+    if key is None:
+        return None
+    rows = Job.objects.select_related("engine").prefetch_related("ranks")
+    job = rows.filter(actor_key=actor.key, idempotency_key=key).first()
+    if job is None:
+        return None
+    if job.body_hash != body_hash:
+        raise IdempotencyMismatch(
+            "this Idempotency-Key was used for another request", facts={"job": str(job.pk)}
+        )
+    return JobAsked(job=job, is_new=False)
+
+
+def _refuse(engine_name: str, holder: Job, now: datetime) -> EngineBusy:
+    left_s = remaining_s(holder, now)
+    return EngineBusy(
+        f"job {holder.pk} holds engine {engine_name}"
+        + (f" for at most {left_s:.1f} s more" if left_s is not None else ""),
+        facts={"holder": str(holder.pk), "remaining_s": left_s},
+    )
+
+
+def job_create(
+    *,
+    engine_name: str,
+    kind: JobKind,
+    params: FlushParams,
+    reason: str,
+    on_conflict: OnConflict,
+    actor: Actor,
+    idempotency_key: str | None = None,
+    process: str = "web",
+    now: datetime | None = None,
+) -> JobAsked:
+    """Accept a job, or return the one that the same key made.
+
+    Raises EngineNotFound, EngineDisabled, EngineBusy (409, names the holder), IdempotencyMismatch,
+    Invalid.
+    """
+    reason = reason.strip()
+    if len(reason) > MAX_REASON_CHARS:
+        raise Invalid(f"reason must have at most {MAX_REASON_CHARS} characters")
+    if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_CHARS:
+        raise Invalid(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters")
+    body_hash = _body_hash(engine_name, kind, params, reason, on_conflict)
+    if replayed := _replayed(actor, idempotency_key, body_hash):
+        return replayed
+    engine = Engine.objects.filter(name=engine_name).first()
+    if engine is None:
+        raise EngineNotFound(f"no engine is named {engine_name!r}")
+    if not engine.enabled:
+        raise EngineDisabled(f"engine {engine_name} is disabled")
+    if on_conflict == OnConflict.REFUSE:
+        # Asks the engine, so before the transaction; what comes in between, the engine refuses.
+        stranger = foreign_holder(engine=engine)
+        if stranger is not None:
+            raise EngineBusy(
+                f"operation {stranger.op_id}, not of this console, holds engine {engine_name}",
+                facts={"holder": stranger.op_id, "remaining_s": round(stranger.remaining_s, 1)},
+            )
+    try:
+        with transaction.atomic():
+            Engine.objects.select_for_update().get(pk=engine.pk)  # one asker at a time
+            if replayed := _replayed(actor, idempotency_key, body_hash):
+                return replayed
+            asked_at = now or db_now()
+            holder = job_holder(engine=engine)
+            if holder is not None and on_conflict == OnConflict.REFUSE:
+                raise _refuse(engine_name, holder, asked_at)
+            return JobAsked(
+                job=_insert(
+                    engine,
+                    kind,
+                    params,
+                    reason,
+                    on_conflict,
+                    actor,
+                    idempotency_key,
+                    body_hash,
+                    holder,
+                    process,
+                    asked_at,
+                ),
+                is_new=True,
+            )
+    except IntegrityError:
+        # Two first uses of one key at once: the loser finds the winner's job.
+        if replayed := _replayed(actor, idempotency_key, body_hash):
+            return replayed
+        raise
+
+
+def _insert(
+    engine: Engine,
+    kind: JobKind,
+    params: FlushParams,
+    reason: str,
+    on_conflict: OnConflict,
+    actor: Actor,
+    idempotency_key: str | None,
+    body_hash: str,
+    holder: Job | None,
+    process: str,
+    now: datetime,
+) -> Job:
+    mode = params.mode_in_force
+    timeout_s = 0.0 if mode == Mode.IF_IDLE else float(params.timeout_s)
+    deadline_at, dispatch_by = deadlines(mode=mode, timeout_s=timeout_s, since=now)
+    asked: dict[str, Fact] = {
+        "timeout_s": float(params.timeout_s),
+        "mode": str(params.mode),
+        "empty_cache": params.empty_cache,
+    }
+    job = Job.objects.create(
+        engine=engine,
+        kind=kind,
+        params=asked,
+        mode=mode,
+        timeout_s=timeout_s,
+        on_conflict=on_conflict,
+        reason=reason,
+        requested_by_id=actor.user_id,
+        requested_by_name=actor.name,
+        via=actor.via,
+        token_prefix=actor.token_prefix,
+        source_ip=actor.source_ip,
+        actor_key=actor.key,
+        idempotency_key=idempotency_key,
+        body_hash=body_hash,
+        state=JobState.ACCEPTED,
+        phase=JobPhase.BLOCKED if holder else JobPhase.QUEUED,
+        blocked=holder is not None,
+        blocked_by=str(holder.pk) if holder else "",
+        deadline_at=None if holder else deadline_at,
+        dispatch_by=None if holder else dispatch_by,
+        created_at=now,
+        updated_at=now,
+    )
+    if holder is None:
+        job_doorbell(job, now)
+    job_announce(job)
+    audit_append(
+        action="job.accepted",
+        stage=AuditStage.INTENT,
+        actor=actor,
+        now=now,
+        process=process,
+        engine_name=engine.name,
+        job_id=job.pk,
+        facts={
+            "object": f"{kind} on {engine.name}",
+            "params": asked,
+            "on_conflict": str(on_conflict),
+            "reason": reason,
+            "idempotency_key": idempotency_key,
+            "blocked_by": job.blocked_by or None,
+        },
+    )
+    return job

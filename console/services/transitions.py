@@ -1,0 +1,194 @@
+"""The one way a job changes state: a conditional UPDATE on (state, attempt), with its audit entry.
+
+Whoever loses a race gets None and does nothing. Called by the job services only, inside their
+transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any  # Django's update() takes values of any field
+from uuid import UUID
+
+from django.db import connection, transaction
+from django.db.models import F, Q
+
+from console import dispatch, notify
+from console.actors import Actor
+from console.choices import (
+    OPEN_STATES,
+    TERMINAL_STATES,
+    TRANSITIONS,
+    AuditStage,
+    JobPhase,
+    JobState,
+    Mode,
+    Via,
+)
+from console.models import Job, JobRankResult, Outbox
+from console.services.audit import Fact, audit_append
+from engine.protocol import RankResult
+
+DISPATCH_WINDOW_S = 30.0  # an if_idle job that no worker sent by then expires
+
+
+def job_actor(job: Job) -> Actor:
+    """The person behind a job, for entries that a worker writes on their behalf."""
+    return Actor(
+        user_id=job.requested_by_id,
+        name=job.requested_by_name,
+        via=Via(job.via),
+        token_prefix=job.token_prefix,
+        source_ip=job.source_ip,
+    )
+
+
+def deadlines(*, mode: str, timeout_s: float, since: datetime) -> tuple[datetime | None, datetime]:
+    """(deadline_at, dispatch_by) of a job that may run from `since` on."""
+    if mode == Mode.IF_IDLE:
+        return None, since + timedelta(seconds=DISPATCH_WINDOW_S)
+    deadline = since + timedelta(seconds=timeout_s)
+    return deadline, deadline
+
+
+def ranks_write(job: Job, ranks: Iterable[RankResult]) -> bool:
+    """Bring the job's rank rows to `ranks`; True when one changed."""
+    known = {row.dp_rank: row for row in JobRankResult.objects.filter(job=job)}
+    changed = False
+    for rank in ranks:
+        places = (
+            None
+            if rank.places is None
+            else {name: getattr(rank.places, name) for name in rank.places.__struct_fields__}
+        )
+        row = known.get(rank.dp_rank) or JobRankResult(job=job, dp_rank=rank.dp_rank)
+        news = (str(rank.state), rank.message, places)
+        if row.pk is None or (row.state, row.message, row.places) != news:
+            row.state, row.message, row.places = news
+            row.save()
+            changed = True
+    return changed
+
+
+def rank_facts(job: Job) -> list[Fact]:
+    """What the audit keeps of each rank."""
+    return [
+        {"dp_rank": row.dp_rank, "state": row.state, "message": row.message}
+        for row in JobRankResult.objects.filter(job=job)
+    ]
+
+
+def job_doorbell(job: Job, now: datetime) -> None:
+    """Owe a doorbell, and ring it once the transaction is committed."""
+    Outbox.objects.update_or_create(
+        job=job, defaults={"created_at": now, "rung_at": now, "rings": 1}
+    )
+    transaction.on_commit(partial(dispatch.job_ring, job.pk), robust=True)
+
+
+def job_announce(job: Job) -> None:
+    """Hint, once the transaction is committed, that the job changed."""
+    transaction.on_commit(partial(notify.job_changed, job.pk), robust=True)
+
+
+def job_move(
+    *,
+    job_id: UUID,
+    frm: Iterable[JobState],
+    to: JobState,
+    actor: Actor | None,
+    process: str,
+    now: datetime,
+    attempt: int | None = None,
+    where: Q | None = None,
+    ranks: Iterable[RankResult] = (),
+    fields: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Fact] | None = None,
+) -> Job | None:
+    """Move a job to `to` if it is in `frm` (at `attempt`, matching `where`); None if it is not.
+
+    `actor` None means the person behind the job. A terminal state also writes the outcome and lets
+    the next blocked job of the engine go.
+    """
+    assert connection.in_atomic_block
+    sources = frozenset(frm)
+    assert all(to in TRANSITIONS[source] for source in sources), (sources, to)
+    values: dict[str, Any] = {"version": F("version") + 1, "updated_at": now, **(fields or {})}
+    if to in TERMINAL_STATES:
+        values |= {"phase": None, "finished_at": now, "lease_until": None, "lease_owner": ""}
+        values |= {"blocked": False, "blocked_by": ""}
+    rows = Job.objects.filter(where or Q(), pk=job_id, state__in=sources)
+    if attempt is not None:
+        rows = rows.filter(attempt=attempt)
+    before = list(Job.objects.filter(pk=job_id).values_list("state", flat=True))
+    if not rows.update(state=to, **values):
+        return None
+    job = Job.objects.select_related("engine").get(pk=job_id)
+    ranks_write(job, ranks)
+    if to == JobState.ACCEPTED:
+        if not job.blocked:
+            job_doorbell(job, now)
+    else:
+        Outbox.objects.filter(job=job).delete()
+    job_announce(job)
+    if to in TERMINAL_STATES:
+        job_let_next(engine_pk=job.engine_id, now=now)
+    outcome = to in TERMINAL_STATES
+    audit_append(
+        action=f"job.{to}",
+        stage=AuditStage.OUTCOME if outcome else AuditStage.TRANSITION,
+        actor=actor or job_actor(job),
+        now=now,
+        process=process,
+        engine_name=job.engine.name,
+        job_id=job.pk,
+        facts={
+            "object": f"{job.kind} on {job.engine.name}",
+            "before": before[0],
+            "after": str(to),
+            "attempt": job.attempt,
+            "epoch": job.engine_epoch,
+            **(
+                {"ranks": rank_facts(job), "error": job.error, "reason": job.reason}
+                if outcome
+                else {}
+            ),
+            **(facts or {}),
+        },
+    )
+    return job
+
+
+def job_let_next(*, engine_pk: int, now: datetime) -> Job | None:
+    """Let the oldest job that waits for another one go, if no open job is ahead of it."""
+    open_jobs = Job.objects.filter(engine_id=engine_pk, state__in=OPEN_STATES)
+    if open_jobs.filter(blocked=False).exists():
+        return None
+    job = open_jobs.filter(blocked=True).order_by("created_at", "id").first()
+    return job_unblock(job_id=job.pk, now=now) if job else None
+
+
+def job_unblock(*, job_id: UUID, now: datetime) -> Job | None:
+    """Start the clock of a blocked job and ring for a worker; inside the caller's transaction."""
+    job = Job.objects.select_related("engine").filter(pk=job_id).first()
+    if job is None:
+        return None
+    deadline_at, dispatch_by = deadlines(mode=job.mode, timeout_s=job.timeout_s, since=now)
+    moved = Job.objects.filter(pk=job_id, state=JobState.ACCEPTED, blocked=True).update(
+        blocked=False,
+        blocked_by="",
+        phase=JobPhase.QUEUED,
+        not_before=None,
+        deadline_at=deadline_at,
+        dispatch_by=dispatch_by,
+        note="",
+        version=F("version") + 1,
+        updated_at=now,
+    )
+    if not moved:
+        return None
+    job_doorbell(job, now)
+    job_announce(job)
+    return job
