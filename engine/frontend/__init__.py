@@ -1,1 +1,1 @@
-"""TODO(2): described when its first module lands."""
+"""The engine's front process, without torch: HTTP, control socket, tokenizer, router."""

@@ -1,1 +1,1 @@
-"""TODO(2): described when its first module lands."""
+"""One process per DP rank: admits requests, forms batches, runs them, takes part in operations."""

@@ -1,0 +1,473 @@
+"""One exclusive operation over all ranks, as a pure state machine: inputs and time in, actions out.
+
+Knows no socket and no clock. The journal is the one thing it calls itself, because the order of
+durable writes is part of the protocol. `docs/operations.md` has its table; tests/engine/simulation
+drives this very class. Call `step` after every input and at least every `resend_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import assert_never
+
+from engine.config import OperationTimes
+from engine.frontend.journal_records import Decided, Finished, JournalFullError, Record, Started
+from engine.frontend.operation_state import (
+    FORCED,
+    HOLDING_MODES,
+    Action,
+    Current,
+    Ended,
+    JournalLike,
+    Kill,
+    SendTo,
+    Verdict,
+)
+from engine.frontend.outcomes import RankEnd, describe, judge, rank_results
+from engine.frontend.rank_table import RankTable
+from engine.ipc.messages import (
+    Abort,
+    AskState,
+    Commit,
+    Converge,
+    Park,
+    Prepare,
+    RankPhase,
+    Release,
+    Report,
+    Said,
+    ServingState,
+    Undo,
+    Word,
+)
+from engine.protocol import ErrorCode, OperationResult, Outcome, Phase, ProtocolError
+
+Steps = Generator[None, None, None]
+_CHANGEABLE = (Phase.PREPARING, Phase.WAITING_FOR_IDLE)
+
+
+class Coordinator:
+    """Owns the pending operation and the question which ranks may serve."""
+
+    def __init__(
+        self, *, dp_size: int, ranks: RankTable, times: OperationTimes, journal: JournalLike
+    ) -> None:
+        self.dp_size = dp_size
+        self.ranks = ranks
+        self.times = times
+        self.current: Current | None = None
+        self.is_ready = False  # recovery is over: commands are taken
+        self.is_holding = False  # new requests wait at the frontend
+        self.now = 0.0
+        self._journal = journal
+        self._actions: list[Action] = []
+        self._greeted: dict[int, float] = {}
+        self._killed: dict[int, float] = {}
+        self._steps = self._main()
+
+    # ---- inputs ------------------------------------------------------------------------------
+
+    def on_processes(self, alive: dict[int, int]) -> None:
+        """`launch` says which incarnations live."""
+        self.ranks.alive = dict(alive)
+
+    def on_message(self, message: Report | Said, now: float) -> bool:
+        """A rank reports or answers. False when the message is not for this frontend."""
+        if not self.ranks.take(message, now):
+            return False
+        current = self.current
+        if isinstance(message, Said):
+            if current is not None and message.op == current.op:
+                if message.message:
+                    current.messages[message.rank] = message.message
+                if message.word is Word.REFUSED:
+                    current.refused[message.rank] = message.places
+        elif self._waits_for_ended(message):
+            # Its RELEASE was lost: it still waits for the end of an operation that has ended.
+            self._release(message.rank, message.view.ctx, message.inc)
+        return True
+
+    def _waits_for_ended(self, message: Report) -> bool:
+        ctx = message.view.ctx
+        running = self.current.op if self.current is not None else 0
+        return 0 < ctx <= self._journal.index.last_ended_op and ctx != running
+
+    def submit(self, current: Current) -> None:
+        """Take an operation. STARTED is on disk when this returns. Raises ProtocolError."""
+        self._refuse_if_busy()
+        for rank in range(self.dp_size):
+            if not self.ranks.is_proven(rank):
+                raise ProtocolError(
+                    ErrorCode.RANK_NOT_READY,
+                    f"rank {rank} is {self.ranks.why_unproven(rank)}; "
+                    "an operation needs every rank",
+                )
+        current.op = self._journal.index.last_op + 1
+        current.incs = {rank: self.ranks.alive[rank] for rank in range(self.dp_size)}
+        try:
+            self._journal.reserve()
+            self._journal.append(
+                Started(
+                    op=current.op,
+                    op_id=current.op_id,
+                    operation=current.operation,
+                    mode=current.mode,
+                    att=current.att,
+                    timeout_s=current.timeout_s,
+                    incs=current.incs,
+                    old=current.old,
+                    new=current.new,
+                    requested_by=current.requested_by,
+                )
+            )
+        except JournalFullError as error:
+            raise ProtocolError(ErrorCode.JOURNAL_UNAVAILABLE, str(error)) from error
+        self.current = current
+
+    def _refuse_if_busy(self) -> None:
+        if not self.is_ready:
+            raise ProtocolError(ErrorCode.NOT_READY, "the engine is still recovering")
+        if self.current is not None:
+            raise ProtocolError(
+                ErrorCode.OPERATION_PENDING,
+                f"operation {self.current.op_id} ({self.current.operation.kind}) holds the engine",
+                holder=self.current.op_id,
+                remaining_s=max(0.0, self.current.deadline - self.now),
+            )
+
+    def cancel(self) -> None:
+        """End the pending operation without effect. Raises ProtocolError once it is decided."""
+        self._changeable().cancelled = True
+
+    def extend(self, by_s: float) -> None:
+        """Move the deadline; every rank parks again under a new attempt, with a new lease."""
+        current = self._changeable()
+        current.deadline = max(self.now, current.deadline + by_s)
+        current.start_by = max(current.start_by, current.deadline)
+        current.changed = True
+
+    def force(self) -> None:
+        """Take the next harsher mode, under a new attempt."""
+        current = self._changeable()
+        current.mode = FORCED[current.mode]
+        current.deadline = max(current.deadline, self.now + self.times.budget_s)
+        current.start_by = max(current.start_by, current.deadline)
+        current.changed = True
+
+    def _changeable(self) -> Current:
+        current = self.current
+        if current is None:
+            raise ProtocolError(ErrorCode.UNKNOWN_OPERATION, "no operation is pending")
+        if current.phase not in _CHANGEABLE:
+            raise ProtocolError(
+                ErrorCode.NOT_CANCELLABLE,
+                f"operation {current.op_id} is {current.phase}; it can no longer be changed",
+            )
+        return current
+
+    def step(self, now: float) -> list[Action]:
+        """Go on by one step; returns what to do. Call again while it returns something."""
+        self.now = now
+        next(self._steps)
+        actions, self._actions = self._actions, []
+        return actions
+
+    # ---- the machine: each `yield` waits for the next step -----------------------------------
+
+    def _main(self) -> Steps:
+        yield from self._meet()
+        if self._journal.index.open is not None:
+            yield from self._recover(self._journal.index.open, self._journal.index.decided)
+        self.is_ready = True
+        while True:
+            if self.current is not None:
+                yield from self._run(self.current)
+            self._greet()
+            yield
+
+    def _meet(self) -> Steps:
+        """Hear every living participant of an open operation before ending it."""
+        until, asked = self.now + self.times.budget_s, dict[int, float]()
+        while True:
+            record = self._journal.index.open
+            if record is None:
+                return
+            silent = [
+                rank
+                for rank, inc in record.incs.items()
+                if self.ranks.lives(rank, inc) and not self.ranks.is_known(rank, inc)
+            ]
+            if self.ranks.alive and not silent:
+                return
+            for rank in silent:
+                inc = record.incs[rank]
+                if self.now > until:
+                    self._kill(rank, inc)
+                elif self._is_due(asked, rank):
+                    self._act(SendTo(rank, AskState(epoch=self.ranks.epoch, inc=inc)))
+            yield
+
+    def _recover(self, record: Started, decided: Decided | None) -> Steps:
+        """End an operation of an earlier epoch before taking commands."""
+        current = self.current = Current(
+            op=record.op,
+            op_id=record.op_id,
+            operation=record.operation,
+            mode=record.mode,
+            att=self._recovered_attempt(record, decided),
+            timeout_s=record.timeout_s,
+            started_at=self.now,
+            deadline=self.now,
+            start_by=self.now,
+            incs=record.incs,
+            old=record.old,
+            new=record.new,
+            requested_by=record.requested_by,
+        )
+        if decided is None:  # presumed abort: no rank can have been told to commit
+            current.fault = "the engine's frontend restarted before the decision"
+            yield from self._abort(current, Verdict.FAILED)
+        else:
+            yield from self._commit(current, undo=decided.verdict == "undo")
+
+    def _recovered_attempt(self, record: Started, decided: Decided | None) -> int:
+        return decided.att if decided else record.att
+
+    def _run(self, current: Current) -> Steps:
+        verdict = yield from self._until_parked(current)
+        if verdict is Verdict.READY and not self._decide(current):
+            verdict = Verdict.FAILED
+        yield
+        if verdict is Verdict.READY:
+            yield from self._commit(current)
+        else:
+            yield from self._abort(current, verdict)
+
+    def _decide(self, current: Current) -> bool:
+        try:
+            self._journal.append(Decided(op=current.op, verdict="commit", att=current.att))
+        except JournalFullError as error:
+            current.fault = str(error)
+            return False
+        return True
+
+    def _until_parked(self, current: Current) -> Generator[None, None, Verdict]:
+        for word in (Word.PREPARED, Word.PARKED):
+            parking = word is Word.PARKED
+            current.phase = Phase.WAITING_FOR_IDLE if parking else Phase.PREPARING
+            sent: dict[int, float] = {}
+            while (verdict := self._look(current, word)) is None:
+                if current.changed:  # earlier PARKED no longer count
+                    current.changed, current.att = False, current.att + 1
+                    sent.clear()
+                self.is_holding = parking and current.mode in HOLDING_MODES
+                for rank in sorted(current.incs.keys() - self._having(current, word)):
+                    if self._is_due(sent, rank):
+                        self._send(current, rank, Park if parking else Prepare)
+                yield
+            if verdict is not Verdict.READY:
+                return verdict
+        return Verdict.READY
+
+    def _look(self, current: Current, word: Word) -> Verdict | None:
+        """Answers first, then cancel, then the deadline: idle wins."""
+        for rank, inc in current.incs.items():
+            fault = self._fault(current, rank, inc)
+            if fault:
+                current.messages[rank] = fault
+                return Verdict.FAILED
+        if len(self._having(current, word)) == len(current.incs):
+            if word is Word.PREPARED or self._may_start(current):
+                return Verdict.READY
+            return Verdict.EXPIRED
+        if current.cancelled:
+            return Verdict.CANCELLED
+        return Verdict.EXPIRED if self.now >= current.deadline else None
+
+    def _fault(self, current: Current, rank: int, inc: int) -> str:
+        """Why this rank ends the attempt, or nothing."""
+        if not self.ranks.lives(rank, inc):
+            return "the rank died"
+        if self.ranks.attempt_of(current.op, rank, Word.REFUSED, inc) is not None:
+            return current.messages.get(rank, "refused")
+        view = self.ranks.seen[rank].view if rank in self.ranks.seen else None
+        if view and view.ctx == current.op and view.phase is RankPhase.LAPSED:
+            return "its lease lapsed"
+        return ""
+
+    def _having(self, current: Current, word: Word) -> set[int]:
+        need = current.att if word is Word.PARKED else 0
+        having = set()
+        for rank, inc in current.incs.items():
+            attempt = self.ranks.attempt_of(current.op, rank, word, inc)
+            if attempt is not None and attempt >= need:
+                having.add(rank)
+        if word is Word.PARKED:
+            current.parked = having
+        return having
+
+    def _may_start(self, current: Current) -> bool:
+        """Not when woken too late for the leases, or past the moment the caller allowed."""
+        times = self.times
+        leases_end = current.deadline + times.grace_s - times.margin_s
+        in_time = self.now <= current.start_by + times.margin_s
+        return in_time and self.now + times.budget_s <= leases_end
+
+    def _commit(self, current: Current, *, undo: bool = False) -> Steps:
+        ends: dict[int, RankEnd] = {}
+        if not undo:
+            current.phase = Phase.COMMITTING
+            yield from self._ask(current, Commit, {Word.COMMITTED, Word.FAILED}, ends)
+            undo = current.has_inverse and {RankEnd.OLD, RankEnd.NEW} <= set(ends.values())
+            if undo:
+                # Not needed for safety (the answers to COMMIT stick), but the reader wants it.
+                self._written(Decided(op=current.op, verdict="undo", att=current.att))
+            yield
+        if undo:
+            current.phase = Phase.COMPENSATING
+            ends = {}
+            yield from self._ask(current, Undo, {Word.UNDONE, Word.UNDO_FAILED}, ends)
+        none_new = RankEnd.NEW not in ends.values()
+        desired = current.old if undo or none_new else current.new
+        outcome = self._judged(current, judge(ends, undone=undo))
+        yield from self._finish(current, outcome, ends, desired)
+
+    def _judged(self, current: Current, outcome: Outcome) -> Outcome:
+        """After the decision neither the deadline nor a cancel changes the outcome."""
+        return outcome
+
+    def _abort(self, current: Current, verdict: Verdict) -> Steps:
+        current.phase = Phase.CANCELLING
+        ends: dict[int, RankEnd] = {}
+        yield from self._ask(current, Abort, {Word.ABORTED}, ends)
+        yield from self._finish(current, Outcome(verdict.value), ends, current.old)
+
+    def _ask(
+        self,
+        current: Current,
+        kind: type[Commit | Undo | Abort],
+        words: set[Word],
+        ends: dict[int, RankEnd],
+    ) -> Steps:
+        """Send until each participant answers or is dead; a silent one is killed, never guessed."""
+        until, sent = self.now + self.times.budget_s, dict[int, float]()
+        while True:
+            for rank, inc in current.incs.items():
+                end = self._end_of(current.op, rank, inc, words)
+                if end is not None:
+                    ends[rank] = end
+            silent = sorted(current.incs.keys() - ends.keys())
+            if self._is_answered(silent, ends):
+                return
+            for rank in silent:
+                if self.now > until:
+                    self._give_up(current, rank, ends)
+                elif self._is_due(sent, rank):
+                    self._send(current, rank, kind)
+            yield
+
+    def _is_answered(self, silent: list[int], ends: dict[int, RankEnd]) -> bool:
+        return not silent
+
+    def _give_up(self, current: Current, rank: int, ends: dict[int, RankEnd]) -> None:
+        self._kill(rank, current.incs[rank])
+
+    def _end_of(self, op: int, rank: int, inc: int, words: set[Word]) -> RankEnd | None:
+        for word in words:
+            if self.ranks.attempt_of(op, rank, word, inc) is not None:
+                return RankEnd.of(word)
+        return None if self.ranks.lives(rank, inc) else RankEnd.DEAD
+
+    def _finish(
+        self, current: Current, outcome: Outcome, ends: dict[int, RankEnd], desired: ServingState
+    ) -> Steps:
+        epoch = self._journal.index.epoch
+        result = OperationResult(
+            op_id=current.op_id,
+            kind=current.operation.kind,
+            mode=current.mode,
+            outcome=outcome,
+            message=describe(current, outcome, ends, self.ranks.seen),
+            ranks=rank_results(current, outcome, ends, self.ranks.seen),
+            started_clock_s=current.started_at,
+            finished_clock_s=self.now,
+            epoch=epoch.text if epoch else "",
+        )
+        while not self._written(Finished(op=current.op, desired=desired, result=result)):
+            yield
+        yield
+        self._act(Ended(result))
+        self.current, self.is_holding = None, False  # whatever the outcome
+        self.ranks.forget_answers()
+        for rank, inc in current.incs.items():
+            self._release(rank, current.op, inc)
+
+    def _written(self, record: Record) -> bool:
+        """Space was reserved, so only a failing disk says no: then nothing may be answered yet."""
+        try:
+            self._journal.append(record)
+        except JournalFullError:
+            return False
+        return True
+
+    def _greet(self) -> None:
+        """A newborn rank learns the epoch, then the state it is to serve."""
+        for rank, inc in self.ranks.alive.items():
+            known = self.ranks.is_known(rank, inc)
+            if known and self.ranks.seen[rank].view.state is not None:
+                continue
+            if self._is_due(self._greeted, rank):
+                self._act(SendTo(rank, self._converge(inc) if known else self._hello(inc)))
+
+    def _hello(self, inc: int) -> AskState:
+        return AskState(epoch=self.ranks.epoch, inc=inc)
+
+    def _converge(self, inc: int) -> Converge:
+        index = self._journal.index
+        epoch = self.ranks.epoch
+        return Converge(epoch=epoch, inc=inc, op=index.last_ended_op, desired=index.desired)
+
+    # ---- small things ------------------------------------------------------------------------
+
+    def _act(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def _is_due(self, sent: dict[int, float], rank: int) -> bool:
+        if self.now - sent.get(rank, float("-inf")) < self.times.resend_s:
+            return False
+        sent[rank] = self.now
+        return True
+
+    def _kill(self, rank: int, inc: int) -> None:
+        if self.ranks.lives(rank, inc) and self._is_due(self._killed, rank):
+            self._act(Kill(rank, inc))
+
+    def _release(self, rank: int, op: int, inc: int) -> None:
+        if self.ranks.lives(rank, inc):
+            serve = self.ranks.is_proven(rank)
+            self._act(SendTo(rank, Release(epoch=self.ranks.epoch, inc=inc, op=op, serve=serve)))
+
+    def _send(
+        self, current: Current, rank: int, kind: type[Prepare | Park | Commit | Undo | Abort]
+    ) -> None:
+        epoch, inc = self.ranks.epoch, current.incs[rank]
+        op, att = current.op, current.att
+        lease_s = max(0.0, current.deadline + self.times.grace_s - self.now)
+        message: Prepare | Park | Commit | Undo | Abort
+        if kind is Prepare:
+            operation, new = current.operation, current.new
+            message = Prepare(
+                epoch=epoch, inc=inc, op=op, operation=operation, new=new, lease_s=lease_s
+            )
+        elif kind is Park:
+            mode = current.mode
+            message = Park(epoch=epoch, inc=inc, op=op, att=att, mode=mode, lease_s=lease_s)
+        elif kind is Commit:
+            message = Commit(epoch=epoch, inc=inc, op=op, att=att)
+        elif kind is Undo:
+            message = Undo(epoch=epoch, inc=inc, op=op, att=att)
+        elif kind is Abort:
+            message = Abort(epoch=epoch, inc=inc, op=op)
+        else:
+            assert_never(kind)
+        self._act(SendTo(rank, message))

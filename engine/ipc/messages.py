@@ -1,0 +1,300 @@
+"""Messages between the frontend, the rank processes and `launch`. Typed, numbered, never pickled.
+
+`epoch` counts frontend starts, `inc` counts rank starts, `op` counts operations, `att` the attempts
+of one operation, `n` the messages of one rank: rank-protocol.md § 1 says what each guards against.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from engine.ipc.sampling import SamplingParams
+from engine.protocol import KVUsage, Mode, Operation, Places
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every private message."""
+
+
+class ServingState(Struct):
+    """What an operation may change for good, and what a rank must prove before it serves."""
+
+    weight_version: str = "default"
+    weight_checksum: str = ""
+    storage_backend: str | None = None
+
+
+class RankPhase(StrEnum):
+    """Where a rank stands in an operation."""
+
+    NONE = "none"
+    BOOT = "boot"  # started, its state is not yet the desired one
+    STAGING = "staging"
+    PREPARED = "prepared"
+    PARKING = "parking"
+    PARKED = "parked"
+    COMMITTED = "committed"
+    FAILED = "failed"
+    UNDONE = "undone"
+    UNDO_FAILED = "undo_failed"
+    REFUSED = "refused"
+    LAPSED = "lapsed"
+    FENCED = "fenced"
+
+
+class Word(StrEnum):
+    """A rank's answer to the coordinator."""
+
+    PREPARED = "PREPARED"
+    PARKED = "PARKED"
+    REFUSED = "REFUSED"
+    COMMITTED = "COMMITTED"
+    FAILED = "FAILED"
+    UNDONE = "UNDONE"
+    UNDO_FAILED = "UNDO_FAILED"
+    ABORTED = "ABORTED"
+
+
+# ---- frontend → rank -------------------------------------------------------------------------
+
+
+class ToRank(Struct):
+    """Header of everything a frontend sends: its epoch, and the incarnation it means."""
+
+    epoch: int
+    inc: int
+
+
+class AskState(ToRank, tag="ask_state"):
+    """Report now. Also the greeting of a newborn rank, which learns the epoch from it."""
+
+
+class Prepare(ToRank, tag="prepare"):
+    """Validate and stage, while serving. Nothing visible."""
+
+    op: int
+    operation: Operation
+    new: ServingState
+    lease_s: float
+
+
+class Park(ToRank, tag="park"):
+    """Become idle as `mode` says and admit nothing from then on."""
+
+    op: int
+    att: int
+    mode: Mode
+    lease_s: float
+
+
+class Commit(ToRank, tag="commit"):
+    """Make it so. Sent only after the decision is on disk."""
+
+    op: int
+    att: int
+
+
+class Undo(ToRank, tag="undo"):
+    """Take a commit back."""
+
+    op: int
+    att: int
+
+
+class Abort(ToRank, tag="abort"):
+    """The operation ends without effect; a PREPARE still under way will be refused."""
+
+    op: int
+
+
+class Release(ToRank, tag="release"):
+    """The operation has ended; serve again, or stay fenced."""
+
+    op: int
+    serve: bool
+
+
+class Converge(ToRank, tag="converge"):
+    """Take this state before serving. `op` is the newest ended operation."""
+
+    op: int
+    desired: ServingState
+
+
+class Generate(ToRank, tag="generate"):
+    """One request, tokenized and validated."""
+
+    rid: str
+    input_ids: list[int]
+    sampling: SamplingParams
+    return_logprob: bool = False
+    logprob_start: int = -1  # first prompt position whose log probability is wanted; -1 none
+    top_logprobs_num: int = 0
+    token_ids_logprob: list[int] = []
+    extra_key: str | None = None
+    # Seconds this request has waited before, for queue_time.
+    waited_s: float = 0.0
+
+
+class AbortRequest(ToRank, tag="abort_request"):
+    """End one request now; its finish follows with reason abort."""
+
+    rid: str
+    message: str = "Aborted"
+
+
+ControlMessage = AskState | Prepare | Park | Commit | Undo | Abort | Release | Converge
+ToRankMessage = ControlMessage | Generate | AbortRequest
+
+
+# ---- rank → frontend -------------------------------------------------------------------------
+
+
+class View(Struct):
+    """A rank's own word on where it stands, in every message it sends about operations."""
+
+    state: ServingState | None
+    phase: RankPhase
+    ctx: int  # operation it is in, 0 for none
+    closed: bool  # admits nothing
+
+
+class FromRank(Struct):
+    """Header of everything a rank sends."""
+
+    rank: int
+    inc: int
+    epoch: int
+    n: int
+
+
+class RankStats(Struct):
+    """Counts and gauges of one rank; counters only grow within an incarnation."""
+
+    places: Places
+    kv: KVUsage | None = None
+    hit_rate: float | None = None
+    decode_tokens_per_s: float = 0.0
+    waiting_uncached_tokens: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    retractions_total: int = 0
+    aborted_total: int = 0
+    finished_total: int = 0
+    evicted_pages_total: int = 0
+    flushes_total: int = 0
+    violations_total: int = 0
+    violation: str = ""
+
+
+class Report(FromRank, tag="report"):
+    """Heartbeat and answer to AskState."""
+
+    view: View
+    lease_left_s: float | None
+    stats: RankStats
+
+
+class Said(FromRank, tag="said"):
+    """An answer about operation `op`."""
+
+    view: View
+    op: int
+    att: int
+    word: Word
+    message: str = ""
+    places: Places | None = None
+
+
+class FinishReason(Struct):
+    """Why a request ended: stop (matched), length, or abort (message, HTTP status or None)."""
+
+    type: str
+    matched: int | str | None = None
+    message: str = ""
+    status_code: int | None = None
+
+
+class LogprobEntry(Struct):
+    """Log probabilities of one position; `logprob` None for the first prompt token."""
+
+    token_id: int
+    logprob: float | None
+    top: list[tuple[float, int]] = []
+    chosen: list[tuple[float, int]] = []
+
+
+class TokenOut(Struct):
+    """New tokens of one request. `start` is the index of the first of them in its output."""
+
+    rid: str
+    start: int
+    token_ids: list[int]
+    logprobs: list[LogprobEntry] = []
+    prompt_logprobs: list[LogprobEntry] = []
+    cached_tokens: int = 0
+    retractions: int = 0
+    weight_version: str = ""
+    finish: FinishReason | None = None
+
+
+class Tokens(FromRank, tag="tokens"):
+    """What one step produced, all requests together."""
+
+    items: list[TokenOut]
+
+
+class Loading(FromRank, tag="loading"):
+    """A rank that starts says how far it is."""
+
+    what: str
+    share: float
+
+
+class Ready(FromRank, tag="ready"):
+    """A rank has loaded its model: the facts the frontend checks requests against."""
+
+    num_pages: int
+    page_size_tokens: int
+    context_len_tokens: int
+    vocab_size: int
+    eos_ids: list[int]
+    device: str
+    dtype: str
+
+
+FromRankMessage = Report | Said | Tokens | Loading | Ready
+
+
+# ---- frontend ↔ launch -----------------------------------------------------------------------
+
+
+class RankProcess(Struct):
+    """What `launch` knows of one rank: it alone knows who is alive."""
+
+    rank: int
+    inc: int
+    alive: bool
+
+
+class AskProcesses(Struct, tag="ask_processes"):
+    """Frontend → launch: which ranks live?"""
+
+
+class KillRank(Struct, tag="kill_rank"):
+    """Frontend → launch: SIGKILL this incarnation, if it still lives."""
+
+    rank: int
+    inc: int
+
+
+class Processes(Struct, tag="processes"):
+    """Launch → frontend: the ranks, at once after each change and as heartbeat."""
+
+    ranks: list[RankProcess]
+
+
+ToLaunchMessage = AskProcesses | KillRank

@@ -1,0 +1,36 @@
+"""One log format for every engine process: a fixed phrase with fields, on standard error.
+
+Holds no prompt text and no secret: callers pass ids and counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def setup(process: str, level: str) -> None:
+    """Configure logging of this process once; `process` is bound to every line."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks,
+            structlog.processors.KeyValueRenderer(
+                key_order=["timestamp", "level", "process", "event"]
+            ),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(process=process)
+
+
+def get_logger() -> structlog.typing.FilteringBoundLogger:
+    """The process's logger."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    return logger
