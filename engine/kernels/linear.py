@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from functools import cache
 
-import structlog
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 
-log = structlog.get_logger()
+from engine.log import get_logger
+
+log = get_logger()
 
 PACK_ROWS_HINT = 16  # one packing serves all row counts; measured at 1, 8, 32 and 512
 

