@@ -1,1 +1,1 @@
-"""TODO(2): described when its first module lands."""
+"""Which KV pages are kept and found again: token ids in, page ids out. Knows no bytes."""

@@ -23,5 +23,8 @@ class Runner(Protocol):
     def clear_kv(self) -> None:
         """Forget all pages' contents (a debugging aid may poison them). No page is in use."""
 
+    def poison_pages(self, pages: list[int]) -> None:
+        """Tests: make any later read of these pages give NaN, until they are written again."""
+
     def empty_cache(self) -> None:
         """Give cached device memory back to the driver; nothing to do on a CPU."""

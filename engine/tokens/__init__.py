@@ -1,1 +1,1 @@
-"""TODO(2): described when its first module lands."""
+"""Text to token ids and back, token by token; shared by frontend and ranks. No torch."""

@@ -1,0 +1,199 @@
+"""One rank process: loads the model, then loops receive → decide → step → send.
+
+The only module of the scheduler that has a clock and a socket. An exception here ends the process:
+`launch` starts another one, which converges before it serves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from engine.config import EngineConfig, read
+from engine.ipc.messages import (
+    AbortRequest,
+    Generate,
+    Loading,
+    Ready,
+    Report,
+    Said,
+    ToRankMessage,
+    Tokens,
+)
+from engine.log import get_logger, setup
+from engine.protocol import Places
+from engine.runner.model_runner import ModelRunner
+from engine.scheduler.control import RankHost
+from engine.scheduler.mailbox import Mailbox
+from engine.scheduler.participant import Participant
+from engine.scheduler.scheduler import Scheduler
+from engine.tokens.tokenizer import Tokenizer
+
+log = get_logger()
+
+_IDLE_POLL_S = 0.1
+_DEFAULT_KV_SHARE = 0.08  # of the machine's memory, over all ranks
+_MAX_DEFAULT_KV_BYTES = 2 << 30
+
+
+class RankProcess:
+    """Everything one rank holds."""
+
+    def __init__(self, config: EngineConfig, *, rank: int, inc: int) -> None:
+        self._config, self._rank, self._inc = config, rank, inc
+        self._mailbox = Mailbox(config.ranks_address, rank=rank, inc=inc)
+        self._n = 0
+        self._loading("loading the model", 0.1)
+        runner = make_runner(config)
+        self._loading("ready", 1.0)
+        self._scheduler = Scheduler(
+            runner,
+            chunked_prefill_tokens=config.chunked_prefill_tokens,
+            max_running=config.max_running_requests,
+            decoder=Tokenizer(config.model_path),
+            poison_freed_pages=config.poison_freed_pages,
+            is_open=lambda: self._participant.is_open,
+        )
+        host = RankHost(self._scheduler)
+        self._participant = Participant(
+            rank=rank, inc=inc, host=host, times=config.times, say=self._say
+        )
+        host.participant = self._participant
+        self._reported_at = 0.0
+        self._reported: tuple[Places | None, object] = (None, None)
+        self._epoch = 0
+        log.info(
+            "rank ready", num_pages=runner.num_pages, kernels=runner.kernels, dtype=config.dtype
+        )
+
+    def run(self) -> None:
+        """Serve until the process is ended."""
+        times, scheduler, mailbox = self._config.times, self._scheduler, self._mailbox
+        while True:
+            now = time.monotonic()
+            for message in mailbox.receive():
+                self._take(message, now)
+            self._participant.tick(now)
+            scheduler.step(now)
+            self._send_outputs()
+            if not scheduler.running:
+                scheduler.check_invariants()
+            self._report_if_due(time.monotonic(), times.heartbeat_s)
+            mailbox.flush()
+            if not scheduler.has_work:
+                mailbox.wait(min(_IDLE_POLL_S, times.heartbeat_s))
+
+    def _take(self, message: ToRankMessage, now: float) -> None:
+        participant = self._participant
+        if isinstance(message, Generate | AbortRequest):
+            if message.inc != self._inc or message.epoch != participant.epoch:
+                return
+            if isinstance(message, AbortRequest):
+                self._scheduler.abort(message.rid, message.message)
+            elif participant.fenced:
+                self._scheduler.add(message, now)
+                self._scheduler.abort(message.rid, "fenced")
+            else:
+                self._scheduler.add(message, now)
+            return
+        participant.handle(message, now)
+        if participant.epoch != self._epoch:
+            self._epoch = participant.epoch
+            self._mailbox.forget()
+            self._send_ready()
+
+    def _say(self, said: Said) -> None:
+        self._send_outputs()  # what an operation ended is heard before its answer
+        self._mailbox.send(said)
+
+    def _send_outputs(self) -> None:
+        items, self._scheduler.outputs = self._scheduler.outputs, []
+        if items:
+            self._mailbox.send(
+                Tokens(
+                    rank=self._rank,
+                    inc=self._inc,
+                    epoch=self._participant.epoch,
+                    n=self._participant.next_n(),
+                    items=items,
+                )
+            )
+
+    def _report_if_due(self, now: float, heartbeat_s: float) -> None:
+        places, view = self._scheduler.places(), self._participant.view()
+        before, before_view = self._reported
+        changed = view != before_view or before is None or before.is_idle != places.is_idle
+        if not changed and not self._participant.report_due:
+            if now - self._reported_at < heartbeat_s:
+                return
+        self._participant.report_due = False
+        self._reported, self._reported_at = (places, view), now
+        self._mailbox.send_if_heard(
+            Report(
+                rank=self._rank,
+                inc=self._inc,
+                epoch=self._participant.epoch,
+                n=self._participant.next_n(),
+                view=view,
+                lease_left_s=self._participant.lease_left_s(now),
+                stats=self._scheduler.stats(now),
+            )
+        )
+
+    def _loading(self, what: str, share: float) -> None:
+        self._n += 1
+        self._mailbox.send_if_heard(
+            Loading(rank=self._rank, inc=self._inc, epoch=0, n=self._n, what=what, share=share)
+        )
+
+    def _send_ready(self) -> None:
+        runner = self._scheduler.runner
+        self._mailbox.send(
+            Ready(
+                rank=self._rank,
+                inc=self._inc,
+                epoch=self._participant.epoch,
+                n=self._participant.next_n(),
+                num_pages=runner.num_pages,
+                page_size_tokens=runner.page_size,
+                context_len_tokens=runner.context_len,
+                vocab_size=runner.vocab_size,
+                eos_ids=sorted(runner.eos_ids),
+                device=self._config.device,
+                dtype=self._config.dtype,
+            )
+        )
+
+
+def make_runner(config: EngineConfig) -> ModelRunner:
+    """The model, on this rank's share of the machine."""
+    cores = len(os.sched_getaffinity(0))
+    num_pages = config.max_total_tokens // config.page_size or None
+    budget = None if num_pages else config.kv_bytes or _default_kv_bytes(config.dp_size)
+    return ModelRunner(
+        Path(config.model_path),
+        device=config.device,
+        dtype=config.dtype,
+        num_pages=num_pages,
+        kv_budget_bytes=budget,
+        page_size=config.page_size,
+        context_len=config.context_len or None,
+        threads=config.threads or max(1, cores // config.dp_size),
+        ext_dir=Path(config.ext_cache_dir),
+        is_poisoning=config.poison_freed_pages,
+    )
+
+
+def _default_kv_bytes(dp_size: int) -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(_MAX_DEFAULT_KV_BYTES, int(memory * _DEFAULT_KV_SHARE)) // dp_size
+
+
+def main(config_path: str, rank: int, inc: int) -> None:
+    """Entry point of `python -m engine rank`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for `launch`, which ends us in order
+    config = read(config_path)
+    setup(f"rank {rank}", config.log_level)
+    RankProcess(config, rank=rank, inc=inc).run()

@@ -1,0 +1,401 @@
+"""One rank's requests: admit → step → process. Pure Python over a Runner; no socket, no clock.
+
+`step` runs one forward pass at most. Each decoding request gets one token of it, the rest of the
+budget goes to prompts in their order, in chunks. `outputs` collects what the frontend must hear.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from engine.cache.kv_cache import KVCache
+from engine.ipc.messages import FinishReason, Generate, LogprobEntry, RankStats, TokenOut
+from engine.models.forward_batch import (
+    ForwardBatch,
+    NonFiniteLogitsError,
+    Part,
+    PartResult,
+    SampleSpec,
+    TokenLogprobs,
+)
+from engine.protocol import Places
+from engine.runner.base import Runner
+from engine.scheduler.metrics import RankMetrics
+from engine.scheduler.policy import OutputEstimate, choose_victim
+from engine.scheduler.req import Req
+from engine.tokens.detokenize import Decoder
+
+
+class Scheduler:
+    """All requests of one rank. `is_open` says whether new ones may start."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        chunked_prefill_tokens: int = 512,
+        max_running: int = 64,
+        decoder: Decoder | None = None,
+        poison_freed_pages: bool = False,
+        is_open: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.runner = runner
+        self.kv = KVCache(
+            num_pages=runner.num_pages,
+            page_size=runner.page_size,
+            on_free=runner.poison_pages if poison_freed_pages else None,
+        )
+        self.metrics = RankMetrics()
+        self.waiting: deque[Req] = deque()
+        self.running: list[Req] = []
+        self.outputs: list[TokenOut] = []
+        self._chunk_tokens = chunked_prefill_tokens
+        self._max_running = max_running
+        self._decoder = decoder
+        self._is_open = is_open
+        self._estimate = OutputEstimate()
+
+    # ---- inputs ------------------------------------------------------------------------------
+
+    def add(self, message: Generate, now: float) -> None:
+        """Queue a request. Its input was validated by the frontend."""
+        self.waiting.append(
+            Req(message, eos_ids=self.runner.eos_ids, decoder=self._decoder, now=now)
+        )
+
+    def abort(self, rid: str, message: str = "Aborted") -> bool:
+        """End a request now, wherever it is; needs no forward pass. False when it is unknown."""
+        for req in self.waiting:
+            if req.rid == rid:
+                self.waiting.remove(req)
+                queued = message if req.num_output else "Abort in waiting queue"
+                self._finish(req, FinishReason(type="abort", message=queued))
+                return True
+        for req in self.running:
+            if req.rid == rid:
+                self._leave(req, FinishReason(type="abort", message=message))
+                return True
+        return False
+
+    def abort_running(self, message: str) -> None:
+        """End all running requests; waiting ones stay."""
+        for req in list(self.running):
+            self._leave(req, FinishReason(type="abort", message=message))
+
+    def abort_all(self, message: str) -> None:
+        """End everything."""
+        self.abort_running(message)
+        while self.waiting:
+            self._finish(self.waiting.popleft(), FinishReason(type="abort", message=message))
+
+    def drop_all(self) -> None:
+        """Forget everything without a word: nobody listens any more."""
+        for req in list(self.running):
+            self._release(req)
+        self.running.clear()
+        self.waiting.clear()
+        self.outputs.clear()
+
+    def retract_running(self) -> None:
+        """Put running requests back at the head of the queue, in their order, KV released."""
+        for req in reversed(list(self.running)):
+            self._retract(req)
+
+    def flush(self, *, empty_cache: bool) -> int:
+        """Drop all cached KV; returns the pages freed. Nothing may be running."""
+        assert not self.running, f"flush with {len(self.running)} running requests"
+        freed = self.kv.reset()
+        self.runner.clear_kv()
+        if empty_cache:
+            self.runner.empty_cache()
+        self.metrics.flushed()
+        return freed
+
+    # ---- questions ---------------------------------------------------------------------------
+
+    def places(self) -> Places:
+        """What is in flight, by place."""
+        chunked = sum(1 for req in self.running if not req.is_decoding)
+        return Places(
+            running=len(self.running) - chunked,
+            chunked_prefill=chunked,
+            waiting=len(self.waiting),
+            results=len(self.outputs),
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """A step would do something."""
+        return bool(self.running) or bool(self.waiting and self._is_open())
+
+    def stats(self, now: float) -> RankStats:
+        """Gauges and counters for a report."""
+        metrics = self.metrics
+        return RankStats(
+            places=self.places(),
+            kv=self.kv.usage(),
+            hit_rate=metrics.hit_rate(now),
+            decode_tokens_per_s=metrics.decode_tokens_per_s(now),
+            waiting_uncached_tokens=sum(req.num_remaining for req in self.waiting),
+            prompt_tokens_total=metrics.prompt_tokens_total,
+            cached_tokens_total=metrics.cached_tokens_total,
+            generated_tokens_total=metrics.generated_tokens_total,
+            retractions_total=metrics.retractions_total,
+            aborted_total=metrics.aborted_total,
+            finished_total=metrics.finished_total,
+            evicted_pages_total=self.kv.num_evicted_total,
+            flushes_total=metrics.flushes_total,
+            violations_total=metrics.violations_total,
+            violation=metrics.violation,
+        )
+
+    def check_invariants(self) -> None:
+        """Count a violation of the page account; never ends the process."""
+        text = self.kv.violation(idle=not self.running)
+        if text and text != self.metrics.violation:
+            self.metrics.violations_total += 1
+        self.metrics.violation = text
+
+    # ---- one step ----------------------------------------------------------------------------
+
+    def step(self, now: float) -> None:
+        """Admit, run one forward pass, process its results."""
+        if self._is_open():
+            self._admit(now)
+        planned = self._plan()
+        if not planned:
+            return
+        results = self._forward(planned)
+        generated = 0
+        for (req, part), result in zip(planned, results, strict=True):
+            if result is not None and req.finish is None:
+                generated += self._process(req, part, result)
+        if generated:
+            self.metrics.generated(generated, now)
+        self._estimate.stepped()
+
+    def _admit(self, now: float) -> None:
+        while self.waiting and len(self.running) < self._max_running:
+            req = self.waiting[0]
+            pages = self.kv.begin(req.all_ids, req.namespace, req.reusable_tokens)
+            missing = self.kv.missing(pages, len(req.all_ids))
+            reserve = self._estimate.reserve_pages(self.running, self.kv.page_size)
+            if self.running and missing + reserve > self.kv.num_available():
+                self.kv.end(pages, ())
+                return
+            if not self.kv.grow(pages, len(req.all_ids)):
+                self.kv.end(pages, ())
+                assert self.running, f"{missing} pages do not fit an idle pool"
+                return
+            self.waiting.popleft()
+            req.pages = pages
+            req.num_computed = pages.num_tree * self.kv.page_size
+            if req.cached_tokens is None:
+                req.cached_tokens = req.num_computed
+                req.admitted_at = now
+                self.metrics.admitted(req.num_prompt, req.num_computed, now)
+            self.running.append(req)
+
+    def _plan(self) -> list[tuple[Req, Part]]:
+        """This step's parts: every decode, then prompts in order as far as the budget goes."""
+        self._make_room()
+        planned = [(req, self._part(req, 1)) for req in self.running if req.is_decoding]
+        budget = self._chunk_tokens
+        for req in self.running:
+            if budget <= 0:
+                break
+            if not req.is_decoding:
+                count = min(budget, req.num_remaining)
+                planned.append((req, self._part(req, count)))
+                budget -= count
+        return planned
+
+    def _make_room(self) -> None:
+        """Each decoding request needs a page now and then; retract until all that stay have it."""
+        for req in list(self.running):
+            if not req.is_decoding:
+                continue
+            assert req.pages is not None
+            while req.pages is not None and not self.kv.grow(req.pages, len(req.all_ids)):
+                victim = choose_victim(self.running)
+                if victim is req and len(self.running) == 1:
+                    message = "this request does not fit the KV pool"
+                    self._leave(req, FinishReason(type="abort", message=message, status_code=503))
+                    break
+                self._retract(victim)
+                self._estimate.retracted()
+
+    def _part(self, req: Req, count: int) -> Part:
+        assert req.pages is not None
+        start, end = req.num_computed, req.num_computed + count
+        last = end == len(req.all_ids)
+        message = req.message
+        wants_prompt = (
+            message.return_logprob and message.logprob_start >= 0 and start < req.num_prompt
+        )
+        return Part(
+            input_ids=req.all_ids[start:end],
+            start=start,
+            pages=req.pages.table,
+            sample=self._sample_spec(req) if last and self._wants_token(req) else None,
+            logprobs_from=max(message.logprob_start, req.prompt_logprobs_until)
+            if wants_prompt
+            else None,
+            next_id=req.all_ids[end] if end < req.num_prompt else None,
+            top_logprobs_num=message.top_logprobs_num,
+            token_ids_logprob=message.token_ids_logprob,
+        )
+
+    def _wants_token(self, req: Req) -> bool:
+        """A prefill-only request samples only where the next token's scores were asked for."""
+        return not req.is_prefill_only or bool(
+            req.message.return_logprob and req.message.token_ids_logprob
+        )
+
+    def _sample_spec(self, req: Req) -> SampleSpec:
+        message = req.message
+        return SampleSpec(
+            params=req.sampling,
+            prompt_ids=message.input_ids,
+            output_ids=req.output_ids,
+            stop_ids=req.stop_ids,
+            return_logprob=message.return_logprob,
+            top_logprobs_num=message.top_logprobs_num,
+            token_ids_logprob=message.token_ids_logprob,
+        )
+
+    def _forward(self, planned: list[tuple[Req, Part]]) -> list[PartResult | None]:
+        """Run the parts; a request with non-finite logits ends alone."""
+        parts = [part for _, part in planned]
+        results: list[PartResult | None] = [None] * len(parts)
+        alive = list(range(len(parts)))
+        while alive:
+            try:
+                for index, result in zip(
+                    alive, self.runner.forward(ForwardBatch([parts[i] for i in alive])), strict=True
+                ):
+                    results[index] = result
+                break
+            except NonFiniteLogitsError as error:
+                bad = {alive[i] for i in error.parts}
+                for index in bad:
+                    message = "the model produced non-finite logits for this request"
+                    reason = FinishReason(type="abort", message=message, status_code=500)
+                    self._leave(planned[index][0], reason)
+                alive = [index for index in alive if index not in bad]
+        return results
+
+    # ---- results -----------------------------------------------------------------------------
+
+    def _process(self, req: Req, part: Part, result: PartResult) -> int:
+        """Take one part's result; returns how many tokens it generated."""
+        assert req.pages is not None
+        req.num_computed += len(part.input_ids)
+        self._note_prompt_logprobs(req, part, result)
+        if req.num_computed < len(req.all_ids):
+            self.kv.share(req.pages, req.all_ids[: req.num_computed])
+            return 0
+        if part.start < req.num_prompt:  # the prompt is whole: others may use it
+            self.kv.share(req.pages, req.all_ids[: req.num_computed])
+        if req.is_prefill_only:
+            scores = [_entry(result.output)] if result.output else []
+            self._leave(req, FinishReason(type="length"), logprobs=scores)
+            return 0
+        assert result.next_token is not None
+        start = req.num_output
+        finish = req.take(result.next_token)
+        logprobs = [_entry(result.output)] if result.output else []
+        if finish is not None:
+            self._leave(req, finish, start=start, token_ids=[result.next_token], logprobs=logprobs)
+        else:
+            self._emit(req, start=start, token_ids=[result.next_token], logprobs=logprobs)
+        return 1
+
+    def _note_prompt_logprobs(self, req: Req, part: Part, result: PartResult) -> None:
+        if part.logprobs_from is None:
+            return
+        if req.prompt_logprobs_until == 0 and req.message.logprob_start == 0:
+            req.prompt_logprobs.append(LogprobEntry(token_id=req.all_ids[0], logprob=None))
+        req.prompt_logprobs += [_entry(item) for item in result.prompt]
+        req.prompt_logprobs_until = min(req.num_computed + 1, req.num_prompt)
+
+    def _emit(
+        self,
+        req: Req,
+        *,
+        start: int,
+        token_ids: list[int],
+        logprobs: list[LogprobEntry],
+        finish: FinishReason | None = None,
+    ) -> None:
+        self.outputs.append(
+            TokenOut(
+                rid=req.rid,
+                start=start,
+                token_ids=token_ids,
+                logprobs=logprobs,
+                prompt_logprobs=req.prompt_logprobs,
+                cached_tokens=req.cached_tokens or 0,
+                retractions=req.retractions,
+                weight_version=self.runner.weight_version,
+                finish=finish,
+            )
+        )
+        req.prompt_logprobs = []
+
+    def _leave(
+        self,
+        req: Req,
+        reason: FinishReason,
+        *,
+        start: int | None = None,
+        token_ids: list[int] | None = None,
+        logprobs: list[LogprobEntry] | None = None,
+    ) -> None:
+        """A running request ends."""
+        self._release(req)
+        self.running.remove(req)
+        self._finish(req, reason, start=start, token_ids=token_ids, logprobs=logprobs)
+
+    def _finish(
+        self,
+        req: Req,
+        reason: FinishReason,
+        *,
+        start: int | None = None,
+        token_ids: list[int] | None = None,
+        logprobs: list[LogprobEntry] | None = None,
+    ) -> None:
+        req.finish = reason
+        if reason.type == "abort":
+            self.metrics.aborted_total += 1
+        self.metrics.finished_total += 1
+        self._emit(
+            req,
+            start=req.num_output if start is None else start,
+            token_ids=token_ids or [],
+            logprobs=logprobs or [],
+            finish=reason,
+        )
+
+    def _release(self, req: Req) -> None:
+        """Give its pages up; what is computed stays cached."""
+        assert req.pages is not None
+        self.kv.end(req.pages, req.all_ids[: req.num_computed])
+        req.pages = None
+
+    def _retract(self, req: Req) -> None:
+        """Back to the head of the queue; it will prefill prompt and output again."""
+        self._release(req)
+        self.running.remove(req)
+        req.num_computed = 0
+        req.retractions += 1
+        self.metrics.retractions_total += 1
+        self.waiting.appendleft(req)
+
+
+def _entry(item: TokenLogprobs) -> LogprobEntry:
+    return LogprobEntry(
+        token_id=item.token_id, logprob=item.logprob, top=item.top, chosen=item.chosen_ids
+    )
