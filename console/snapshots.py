@@ -41,7 +41,7 @@ def redis_client() -> redis.Redis:
     if pid not in _clients:
         _clients.clear()
         _clients[pid] = redis.Redis.from_url(
-            settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0
+            settings.REDIS_URL, socket_timeout=2.0, socket_connect_timeout=1.0
         )
     return _clients[pid]
 
@@ -86,3 +86,19 @@ def beats_get() -> dict[str, float | None]:
         part: None if text is None else max(0.0, now - float(text))
         for part, text in zip(PARTS, raw, strict=True)
     }
+
+
+def nudge_put() -> None:
+    """Wake the reconciler: an operation ended somewhere. Raises redis.RedisError."""
+    client = redis_client()
+    client.lpush(f"{PREFIX}:nudge", "1")
+    client.ltrim(f"{PREFIX}:nudge", 0, 0)
+
+
+def nudge_wait(timeout_s: float) -> None:
+    """Return at the next nudge, or after `timeout_s` (below Redis' socket timeout)."""
+    started = time.monotonic()
+    try:
+        redis_client().blpop([f"{PREFIX}:nudge"], timeout=timeout_s)
+    except redis.RedisError:
+        time.sleep(max(0.0, timeout_s - (time.monotonic() - started)))

@@ -1,11 +1,9 @@
-"""The Celery app. Messages carry a job id only; results live in the database.
-
-At start-up a worker checks that the broker gives no message back while its task may still run.
-"""
+"""The Celery app. Messages carry a job id only; results live in the database."""
 
 from __future__ import annotations
 
 import os
+from typing import Any  # Celery has no types
 
 from celery import Celery
 
@@ -14,3 +12,11 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.project.settings")
 app = Celery("quiesce")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["console"], related_name="tasks")
+
+
+@app.on_after_finalize.connect
+def _steps(sender: Any, **kwargs: Any) -> None:
+    """Add the worker's own steps once Django is set up: they name its settings."""
+    from console.project.worker import SignOfLife, StartCheck
+
+    sender.steps["worker"] |= {StartCheck, SignOfLife}

@@ -1,1 +1,12 @@
-urlpatterns = []
+"""Every path of the console."""
+
+from django.urls import include, path
+
+from api.main import api
+from console.pages.health import healthz
+
+urlpatterns = [
+    path("healthz", healthz, name="healthz"),
+    path("api/v1/", api.urls),
+    path("", include("console.pages.urls")),
+]

@@ -98,7 +98,7 @@ def _view(engine: Engine, stored: StoredSnapshot | None, now: datetime) -> Engin
             job_id=_own_job(operation.op_id),
             deadline_at=observed_at + timedelta(seconds=operation.remaining_s),
         )
-    note = stored.note or ("" if online else f"no news for {age_s:.0f} s")
+    note = stored.note or ("" if online else "no news: is the relay running?")
     return EngineView(
         engine=engine,
         online=online,

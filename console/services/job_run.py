@@ -6,12 +6,14 @@ Each is a conditional UPDATE on (state, attempt): a worker that lost its claim g
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 import msgspec
 from django.db import IntegrityError, transaction
 from django.db.models import F, Q
 
+from console import dispatch
 from console.actors import Actor
 from console.choices import UNSENT_STATES, JobPhase, JobState, Mode
 from console.clock import db_now
@@ -84,6 +86,27 @@ def job_lease_renew(*, job_id: UUID, attempt: int, owner: str, now: datetime | N
             state__in=[JobState.CLAIMED, JobState.DISPATCHED],
         ).update(lease_until=now + timedelta(seconds=LEASE_S))
     )
+
+
+@transaction.atomic
+def job_handover(*, job_id: UUID, attempt: int, owner: str, now: datetime | None = None) -> bool:
+    """Let another task follow a dispatched job: the lease stays, its owner becomes nobody."""
+    now = now or db_now()
+    done = Job.objects.filter(
+        pk=job_id, attempt=attempt, lease_owner=owner, state=JobState.DISPATCHED
+    ).update(lease_owner="", lease_until=now + timedelta(seconds=LEASE_S))
+    if done:
+        transaction.on_commit(partial(dispatch.job_ring, job_id), robust=True)
+    return bool(done)
+
+
+def job_adopt(*, job_id: UUID, owner: str, now: datetime | None = None) -> Job | None:
+    """Take over following a dispatched job that was handed over; None when it was not."""
+    now = now or db_now()
+    done = Job.objects.filter(
+        pk=job_id, lease_owner="", lease_until__gt=now, state=JobState.DISPATCHED
+    ).update(lease_owner=owner, lease_until=now + timedelta(seconds=LEASE_S))
+    return Job.objects.select_related("engine").get(pk=job_id) if done else None
 
 
 @transaction.atomic

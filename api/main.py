@@ -1,0 +1,134 @@
+"""The NinjaAPI: authentication, strict bodies, and every error as a problem document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from django.core.exceptions import RequestDataTooBig
+from django.db import DatabaseError
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI, Swagger
+from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
+
+from api.auth import AUTH
+from api.parser import StrictParser
+from api.problems import problem, problem_of
+from api.routers.audit import router as audit_router
+from api.routers.engines import router as engines_router
+from api.routers.jobs import router as jobs_router
+from console.exceptions import BodyTooLarge, ConsoleError
+
+log = structlog.get_logger(__name__)
+
+# Operations that need no log-in, by (method, path): none. /healthz, the docs and the schema are
+# plain views beside the operations.
+PUBLIC_OPERATIONS: frozenset[tuple[str, str]] = frozenset()
+
+api = NinjaAPI(
+    title="Quiesce",
+    version="1",
+    description="Change a serving engine on every rank or on none, on record.",
+    urls_namespace="api-1",
+    auth=AUTH,
+    parser=StrictParser(),
+    docs=Swagger(settings={"persistAuthorization": False}),
+)
+api.add_router("/engines", engines_router)
+api.add_router("/jobs", jobs_router)
+api.add_router("/audit", audit_router)
+
+
+@api.exception_handler(ConsoleError)
+def on_console_error(request: HttpRequest, error: ConsoleError) -> HttpResponse:
+    """One of ours."""
+    return problem_of(request, error)
+
+
+@api.exception_handler(ValidationError)
+def on_validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    """A field is missing, unknown or out of bounds: each is named, its value is not repeated."""
+    fields: list[dict[str, Any]] = [
+        {
+            "field": ".".join(str(part) for part in item["loc"][1:]) or str(item["loc"][0]),
+            "in": str(item["loc"][0]),
+            "message": str(item["msg"]),
+            "type": str(item["type"]),
+        }
+        for item in error.errors
+    ]
+    detail = "; ".join(f"{field['field']}: {field['message']}" for field in fields[:5])
+    return problem(
+        request,
+        status=422,
+        code="invalid",
+        title="Invalid request",
+        detail=detail,
+        members={"errors": fields[:50]},
+    )
+
+
+@api.exception_handler(AuthenticationError)
+def on_unauthenticated(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
+    """No, wrong, expired, revoked: the same words, so that nothing is learnt from them."""
+    return problem(
+        request,
+        status=401,
+        code="unauthenticated",
+        detail="Send a valid bearer token, or log in.",
+        headers={"WWW-Authenticate": 'Bearer realm="quiesce"'},
+    )
+
+
+@api.exception_handler(AuthorizationError)
+def on_unauthorized(request: HttpRequest, error: AuthorizationError) -> HttpResponse:
+    """Known, but not allowed."""
+    return problem(request, status=403, code="forbidden", detail="This is not allowed to you.")
+
+
+@api.exception_handler(HttpError)
+def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    """ninja's own: an unreadable body (ours is behind it), or a missing CSRF token."""
+    if isinstance(error.__cause__, ConsoleError):
+        return problem_of(request, error.__cause__)
+    if isinstance(error.__cause__, RequestDataTooBig):
+        return on_too_big(request, error.__cause__)
+    code = "csrf_failed" if error.status_code == 403 else "bad_request"
+    return problem(request, status=error.status_code, code=code, detail=str(error))
+
+
+@api.exception_handler(RequestDataTooBig)
+def on_too_big(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
+    """The body passes DATA_UPLOAD_MAX_MEMORY_SIZE."""
+    return problem_of(request, BodyTooLarge("the body is too large"))
+
+
+@api.exception_handler(Http404)
+def on_not_found(request: HttpRequest, error: Http404) -> HttpResponse:
+    """No such path."""
+    return problem(request, status=404, code="not_found", detail="Nothing is found at this path.")
+
+
+@api.exception_handler(DatabaseError)
+def on_database_error(request: HttpRequest, error: DatabaseError) -> HttpResponse:
+    """The database is down or overloaded; nothing was done."""
+    log.error("database error", error=repr(error))
+    return problem(
+        request,
+        status=503,
+        code="unavailable",
+        detail="The database did not answer; nothing was done.",
+        headers={"Retry-After": "1"},
+    )
+
+
+@api.exception_handler(Exception)
+def on_fault(request: HttpRequest, error: Exception) -> HttpResponse:
+    """A fault of ours: logged with the request id, told without inner workings."""
+    log.error("request failed", exc_info=error)
+    return problem(
+        request,
+        status=500,
+        code="internal_server_error",
+        detail="The console failed; its log has the request id.",
+    )

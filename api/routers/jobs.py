@@ -1,0 +1,116 @@
+"""POST /jobs, GET /jobs, GET /jobs/{id}, POST /jobs/{id}/cancel | extend | force."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+from uuid import UUID
+
+from django.db import close_old_connections
+from django.http import HttpRequest, HttpResponse
+from ninja import Query, Router, Status
+
+from api.auth import actor
+from api.schemas.inputs import (
+    CancelIn,
+    ExtendIn,
+    ForceIn,
+    JobIn,
+    JobQuery,
+    NoQuery,
+    WaitQuery,
+)
+from api.schemas.outputs import JobOut, JobPage, Problem
+from console.choices import JobKind, Mode, OnConflict
+from console.exceptions import Invalid
+from console.selectors.jobs import job_get, job_list, job_version
+from console.selectors.payloads import is_final, job_payload
+from console.services.job_control import job_cancel, job_extend, job_force
+from console.services.jobs import FlushParams, job_create
+
+router = Router(tags=["jobs"])
+
+POLL_S = 0.15
+_KEY = re.compile(r"^[\x21-\x7e]{1,200}$")
+_PROBLEMS = {401: Problem, 403: Problem, 404: Problem, 409: Problem, 422: Problem, 503: Problem}
+_BODY_PROBLEMS = {400: Problem, 413: Problem, 415: Problem, **_PROBLEMS}
+
+
+def _idempotency_key(request: HttpRequest) -> str | None:
+    key = request.headers.get("Idempotency-Key")
+    if key is not None and not _KEY.match(key):
+        raise Invalid("Idempotency-Key must be 1 to 200 printable ASCII characters, no spaces")
+    return key
+
+
+@router.post("", response={202: JobOut, 200: JobOut, **_BODY_PROBLEMS}, url_name="jobs")
+def create(
+    request: HttpRequest, response: HttpResponse, body: JobIn, query: Query[NoQuery]
+) -> Status:
+    """Accept a job (202), or give the one that the same Idempotency-Key made (200)."""
+    asked = job_create(
+        engine_name=body.engine,
+        kind=JobKind(body.kind),
+        params=FlushParams(
+            timeout_s=body.params.timeout_s,
+            mode=Mode(body.params.mode),
+            empty_cache=body.params.empty_cache,
+        ),
+        reason=body.reason,
+        on_conflict=OnConflict(body.on_conflict),
+        actor=actor(request),
+        idempotency_key=_idempotency_key(request),
+    )
+    payload = job_payload(asked.job)
+    response["Location"] = payload["links"]["self"]
+    return Status(202 if asked.is_new else 200, payload)
+
+
+@router.get("", response={200: JobPage, 401: Problem, 404: Problem, 422: Problem})
+def jobs(request: HttpRequest, query: Query[JobQuery]) -> dict[str, Any]:
+    """Jobs, newest first."""
+    page = job_list(cursor=query.cursor, engine_name=query.engine, state=query.state)
+    return {"items": [job_payload(job) for job in page.items], "next_cursor": page.next_cursor}
+
+
+@router.get(
+    "/{uuid:job_id}",
+    response={200: JobOut, 401: Problem, 404: Problem, 422: Problem},
+    url_name="job",
+)
+def job(request: HttpRequest, job_id: UUID, query: Query[WaitQuery]) -> dict[str, Any]:
+    """One job; with `wait_s`, once it has ended or that time is over."""
+    ends = time.monotonic() + query.wait_s
+    found = job_get(job_id=job_id)
+    while not is_final(found) and (left_s := ends - time.monotonic()) > 0:
+        close_old_connections()  # none is held while waiting
+        time.sleep(min(POLL_S, left_s))
+        if job_version(job_id=job_id) != found.version:
+            found = job_get(job_id=job_id)
+    return job_payload(found)
+
+
+@router.post("/{uuid:job_id}/cancel", response={200: JobOut, **_BODY_PROBLEMS})
+def cancel(
+    request: HttpRequest, job_id: UUID, query: Query[NoQuery], body: CancelIn | None = None
+) -> dict[str, Any]:
+    """Cancel: at once if unsent, else the engine is asked; the job ends by what it says."""
+    reason = body.reason if body is not None else ""
+    return job_payload(job_cancel(job_id=job_id, actor=actor(request), reason=reason))
+
+
+@router.post("/{uuid:job_id}/extend", response={200: JobOut, **_BODY_PROBLEMS})
+def extend(
+    request: HttpRequest, job_id: UUID, query: Query[NoQuery], body: ExtendIn
+) -> dict[str, Any]:
+    """Move the deadline of a waiting job."""
+    return job_payload(job_extend(job_id=job_id, by_s=body.by_s, actor=actor(request)))
+
+
+@router.post("/{uuid:job_id}/force", response={200: JobOut, **_BODY_PROBLEMS})
+def force(
+    request: HttpRequest, job_id: UUID, query: Query[NoQuery], body: ForceIn | None = None
+) -> dict[str, Any]:
+    """Take the next harsher mode."""
+    return job_payload(job_force(job_id=job_id, actor=actor(request)))

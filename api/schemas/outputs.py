@@ -1,0 +1,195 @@
+"""What the API gives: the payloads of console.selectors.payloads, described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ninja import Schema
+from pydantic import Field
+
+
+class PlacesOut(Schema):
+    """How many items each place holds; all zero is fully idle."""
+
+    running: int
+    chunked_prefill: int
+    waiting: int
+    grammar: int
+    results: int
+    l1_backup: int
+    l2_load: int
+    l3_prefetch: int
+    l3_backup: int
+
+
+class KVOut(Schema):
+    """Pages of one rank's device pool."""
+
+    total_pages: int
+    free_pages: int
+    evictable_pages: int
+    locked_pages: int
+    held_pages: int
+    used_pages: int
+    page_size_tokens: int
+
+
+class RankOut(Schema):
+    """One DP rank, as last observed."""
+
+    dp_rank: int
+    online: bool
+    idle: bool
+    places: PlacesOut
+    weight_version: str
+    storage_backend: str | None
+    kv: KVOut | None
+    proven: bool
+    running: int
+    waiting: int
+    hit_rate: float | None
+    decode_tokens_per_s: float
+    violations: int
+
+
+class RankPartOut(Schema):
+    """One rank's part in a job."""
+
+    dp_rank: int
+    state: str
+    message: str
+
+
+class PendingRankOut(RankPartOut):
+    """One rank's part in an open operation, and what keeps it from idle."""
+
+    places: PlacesOut | None
+
+
+class PendingOut(Schema):
+    """The open operation of an engine; `job_id` is null when it is not this console's."""
+
+    op_id: str
+    job_id: str | None
+    kind: str
+    mode: str
+    phase: str
+    attempt: int
+    timeout_s: float
+    remaining_s: float
+    deadline_at: str
+    held_requests: int
+    awaited_ranks: list[int]
+    ranks: list[PendingRankOut]
+    requested_by: str
+
+
+class EngineOut(Schema):
+    """One engine, as last observed."""
+
+    name: str
+    driver: str
+    enabled: bool
+    online: bool
+    epoch: str | None
+    seq: int | None
+    observed_at: str | None
+    idle: bool | None
+    places: PlacesOut | None
+    pending_operation: PendingOut | None
+    ranks: list[RankOut]
+    model: str | None
+    engine_version: str | None
+    http_address: str | None
+    held_requests: int | None
+    note: str
+    version: int
+    links: dict[str, str]
+
+
+class ErrorOut(Schema):
+    """Why a job did not succeed."""
+
+    code: str
+    message: str
+    holder: str | None = None
+    remaining_s: float | None = None
+
+
+class JobOut(Schema):
+    """One job."""
+
+    id: str
+    engine: str
+    kind: str
+    params: dict[str, Any]
+    state: str
+    phase: str | None
+    reason: str
+    requested_by: str
+    via: str
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    deadline_at: str | None
+    ranks: list[RankPartOut]
+    error: ErrorOut | None
+    mode: str
+    attempt: int
+    blocked_by: str | None
+    cancel_requested: bool
+    note: str
+    reply: dict[str, Any] | None
+    version: int
+    links: dict[str, str]
+
+
+class AuditOut(Schema):
+    """One entry of the audit log; `body_text` is the stored truth, `body` its reading."""
+
+    seq: int
+    v: int
+    created_at: str
+    action: str
+    stage: str
+    actor: str
+    engine: str | None
+    job: str | None
+    body: dict[str, Any]
+    body_text: str
+
+
+class EnginePage(Schema):
+    """Engines by name; there is one page."""
+
+    items: list[EngineOut]
+    next_cursor: str | None
+
+
+class JobPage(Schema):
+    """Jobs, newest first, 50 a page."""
+
+    items: list[JobOut]
+    next_cursor: str | None
+
+
+class AuditPage(Schema):
+    """Entries, newest first, 50 a page."""
+
+    items: list[AuditOut]
+    next_cursor: str | None
+
+
+class Problem(Schema):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    instance: str
+    request_id: str
+    holder: str | None = Field(default=None, description="409: the job or operation in the way")
+    remaining_s: float | None = Field(default=None, description="409: the holder's time left")
+    errors: list[dict[str, Any]] | None = Field(default=None, description="422: field by field")

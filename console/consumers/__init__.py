@@ -1,0 +1,1 @@
+"""WebSocket endpoints: subscribe, re-read, send."""

@@ -1,0 +1,1 @@
+"""HTML pages: parse, one service or selector, render."""

@@ -1,0 +1,39 @@
+"""The web process: HTTP by Django, /ws/live/ by Channels."""
+
+from __future__ import annotations
+
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.project.settings")
+django_app = get_asgi_application()
+
+# Only after Django is set up can anything that names a model be imported.
+from channels.auth import AuthMiddlewareStack  # noqa: E402
+from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from django.conf import settings  # noqa: E402
+from django.core.exceptions import ImproperlyConfigured  # noqa: E402
+from django.urls import path  # noqa: E402
+
+from console.consumers.live import LiveConsumer  # noqa: E402
+from console.consumers.origin import SameOrigin  # noqa: E402
+from console.pages.fragments import register_all  # noqa: E402
+from console.project.limits import BodyLimit  # noqa: E402
+
+if not settings.ENV.secret_key:
+    raise ImproperlyConfigured(
+        "There is no secret key: set QUIESCE_SECRET_KEY, or run `manage.py prepare_state`."
+    )
+register_all()
+
+application = ProtocolTypeRouter(
+    {
+        "http": BodyLimit(django_app, settings.MAX_BODY_BYTES),
+        "websocket": SameOrigin(
+            AuthMiddlewareStack(URLRouter([path("ws/live/", LiveConsumer.as_asgi())])),
+            allowed_hosts=settings.ALLOWED_HOSTS,
+            trusted_origins=settings.CSRF_TRUSTED_ORIGINS,
+        ),
+    }
+)

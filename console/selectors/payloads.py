@@ -1,0 +1,163 @@
+"""Jobs, engines and entries as JSON: one form for the REST API and for live messages."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any  # JSON objects
+
+import msgspec
+
+from console.choices import JobState
+from console.models import AuditEntry, Job
+from console.selectors.audit import audit_body
+from console.selectors.engines import EngineView, PendingOperation
+from engine.protocol import PLACES, Places, RankView
+
+API = "/api/v1"
+
+
+def when(moment: datetime | None) -> str | None:
+    """ISO 8601 in UTC with milliseconds, or null."""
+    if moment is None:
+        return None
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _places(places: Places | None) -> dict[str, int] | None:
+    return None if places is None else {name: getattr(places, name) for name in PLACES}
+
+
+def job_payload(job: Job) -> dict[str, Any]:
+    """One job; it needs `engine` and `ranks` loaded."""
+    url = f"{API}/jobs/{job.pk}"
+    return {
+        "id": str(job.pk),
+        "engine": job.engine.name,
+        "kind": job.kind,
+        "params": job.params,
+        "state": job.state,
+        "phase": job.phase,
+        "reason": job.reason,
+        "requested_by": job.requested_by_name,
+        "via": job.via,
+        "created_at": when(job.created_at),
+        "started_at": when(job.dispatched_at),
+        "finished_at": when(job.finished_at),
+        "deadline_at": when(job.deadline_at),
+        "ranks": [
+            {"dp_rank": rank.dp_rank, "state": rank.state, "message": rank.message}
+            for rank in job.ranks.all()
+        ],
+        "error": job.error,
+        "mode": job.mode,
+        "attempt": job.attempt,
+        "blocked_by": job.blocked_by or None,
+        "cancel_requested": job.cancel_requested and job.finished_at is None,
+        "note": job.note,
+        "reply": job.reply,
+        "version": job.version,
+        "links": {
+            "self": url,
+            "cancel": f"{url}/cancel",
+            "extend": f"{url}/extend",
+            "force": f"{url}/force",
+            "engine": f"{API}/engines/{job.engine.name}",
+            "audit": f"{API}/audit?job={job.pk}",
+            "page": f"/jobs/{job.pk}",
+        },
+    }
+
+
+def _rank(rank: RankView, is_engine_online: bool) -> dict[str, Any]:
+    return {
+        "dp_rank": rank.dp_rank,
+        "online": rank.online and is_engine_online,
+        "idle": rank.idle,
+        "places": _places(rank.places),
+        "weight_version": rank.weight_version,
+        "storage_backend": rank.storage_backend,
+        "kv": None
+        if rank.kv is None
+        else {**msgspec.structs.asdict(rank.kv), "used_pages": rank.kv.used_pages},
+        "proven": rank.proven,
+        "running": rank.running,
+        "waiting": rank.waiting,
+        "hit_rate": rank.hit_rate,
+        "decode_tokens_per_s": rank.decode_tokens_per_s,
+        "violations": rank.violations,
+    }
+
+
+def _pending(pending: PendingOperation | None) -> dict[str, Any] | None:
+    if pending is None:
+        return None
+    view = pending.view
+    return {
+        "op_id": view.op_id,
+        "job_id": str(pending.job_id) if pending.job_id else None,
+        "kind": str(view.kind),
+        "mode": str(view.mode),
+        "phase": str(view.phase),
+        "attempt": view.attempt,
+        "timeout_s": view.timeout_s,
+        "remaining_s": view.remaining_s,
+        "deadline_at": when(pending.deadline_at),
+        "held_requests": view.held_requests,
+        "awaited_ranks": view.awaited_ranks,
+        "ranks": [
+            {
+                "dp_rank": rank.dp_rank,
+                "state": str(rank.state),
+                "message": rank.message,
+                "places": _places(rank.places),
+            }
+            for rank in view.ranks
+        ],
+        "requested_by": view.requested_by,
+    }
+
+
+def engine_payload(view: EngineView) -> dict[str, Any]:
+    """One engine as last observed. Ages are the reader's to count from `observed_at`."""
+    state = view.state
+    return {
+        "name": view.name,
+        "driver": view.engine.driver,
+        "enabled": view.engine.enabled,
+        "online": view.online,
+        "epoch": state.epoch if state else None,
+        "seq": state.seq if state else None,
+        "observed_at": when(view.observed_at),
+        "idle": view.idle,
+        "places": _places(view.places),
+        "pending_operation": _pending(view.pending),
+        "ranks": [_rank(rank, view.online) for rank in view.ranks],
+        "model": state.model if state else None,
+        "engine_version": state.version if state else None,
+        "http_address": state.http_address if state else None,
+        "held_requests": state.held_requests if state else None,
+        "note": view.note if not view.online else "",
+        "version": view.version,
+        "links": {"self": f"{API}/engines/{view.name}", "page": f"/engines/{view.name}"},
+    }
+
+
+def audit_payload(entry: AuditEntry) -> dict[str, Any]:
+    """One entry: its indexes, and the body both parsed and as the stored text."""
+    return {
+        "seq": entry.seq,
+        "v": entry.v,
+        "created_at": when(entry.created_at),
+        "action": entry.action,
+        "stage": entry.stage,
+        "actor": entry.actor_name,
+        "engine": entry.engine_name or None,
+        "job": str(entry.job_id) if entry.job_id else None,
+        "body": audit_body(entry),
+        "body_text": entry.body,
+    }
+
+
+def is_final(job: Job) -> bool:
+    """True when nothing about the job will change any more."""
+    return job.finished_at is not None and job.state != JobState.RECONCILING

@@ -1,0 +1,306 @@
+"""Carry one job to its engine and bring back what became of it.
+
+Claim → Hello → commit DISPATCHED → send → follow. A job is sent once: whatever goes wrong after
+that is answered by asking, never by sending again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import TypeVar
+from uuid import UUID
+
+import structlog
+from django.db import OperationalError
+
+from console.choices import JobState, OnConflict
+from console.clock import db_now
+from console.gateways import Conversation, EngineSilent, Greeting, gateway_for
+from console.models import Job
+from console.services.foreign import is_own
+from console.services.job_run import (
+    CLEAN_REFUSALS,
+    job_adopt,
+    job_claim,
+    job_dispatched,
+    job_expire,
+    job_finish,
+    job_handover,
+    job_progress,
+    job_reconcile,
+    job_refused,
+    job_release,
+)
+from console.tasks.lease import Lease
+from engine.protocol import (
+    Answer,
+    Failure,
+    FlushCache,
+    ListOperations,
+    Mode,
+    OperationList,
+    OperationResult,
+    OperationView,
+    Progress,
+    ProtocolError,
+    Query,
+    QueryAnswer,
+    QueryStatus,
+    Response,
+    Submit,
+)
+
+log = structlog.get_logger(__name__)
+
+GREET_TRY_S = 0.5
+GREET_PAUSE_S = 0.2
+GREET_HOLD_S = 8.0  # then the claim is given back, so that dead engines do not fill the workers
+SEND_S = 1.0
+PROBE_S = 1.0  # of silence, then the engine is asked whether it still has the operation
+SILENT_S = 3.0  # then it is not known what became of the job
+FOLLOW_LIMIT_S = 600.0  # then another task takes over: a task must end before its redelivery
+
+T = TypeVar("T")
+
+
+def saved(save: Callable[[], T], tries: int = 5) -> T:
+    """Do `save`, and again when the database was locked: the engine is not asked twice for that."""
+    for left in range(tries - 1, -1, -1):
+        try:
+            return save()
+        except OperationalError:
+            if not left:
+                raise
+            time.sleep(0.2)
+    raise AssertionError("unreachable")
+
+
+def job_carry(*, job_id: UUID, owner: str) -> None:
+    """Carry the job as far as this worker can. Harmless when another has it, or it has ended."""
+    job = job_claim(job_id=job_id, owner=owner)
+    if job is not None:
+        with Lease(job_id=job.pk, attempt=job.attempt, owner=owner) as lease:
+            _Carrier(job, owner, lease).carry()
+        return
+    job = job_adopt(job_id=job_id, owner=owner)
+    if job is not None:
+        with Lease(job_id=job.pk, attempt=job.attempt, owner=owner) as lease:
+            _Carrier(job, owner, lease).adopt()
+        return
+    job_expire(job_id=job_id, process="worker")
+
+
+class _Carrier:
+    """One job's way through one worker."""
+
+    def __init__(self, job: Job, owner: str, lease: Lease) -> None:
+        self.job = job
+        self.owner = owner
+        self.lease = lease
+        self.log = log.bind(job_id=str(job.pk), engine=job.engine.name, attempt=job.attempt)
+        self._seen: object = None
+
+    def carry(self) -> None:
+        with gateway_for(self.job.engine).converse(self.job.engine) as conversation:
+            greeting = self._greet(conversation)
+            if greeting is None or self._stranger_waits(conversation):
+                return
+            job = saved(
+                lambda: job_dispatched(
+                    job_id=self.job.pk,
+                    attempt=self.job.attempt,
+                    owner=self.owner,
+                    welcome=greeting.welcome,
+                )
+            )
+            if job is None or self.lease.is_lost:
+                job_expire(job_id=self.job.pk, process="worker", attempt=self.job.attempt)
+                return
+            self.job = job
+            try:
+                request_id = conversation.send(self._submit(greeting, db_now()), timeout_s=SEND_S)
+            except EngineSilent as error:
+                self._reconcile(f"the connection was lost while sending: {error}")
+                return
+            self.log.info("job sent", epoch=greeting.welcome.epoch)
+            self._follow(conversation, request_id)
+
+    def adopt(self) -> None:
+        """Follow a job that an earlier task sent and handed over."""
+        with gateway_for(self.job.engine).converse(self.job.engine) as conversation:
+            if self._greet(conversation, patient=False) is not None:
+                self._follow(conversation, "")
+
+    def _greet(self, conversation: Conversation, *, patient: bool = True) -> Greeting | None:
+        """Hello until the engine is ready; None when the job was ended or given back instead."""
+        started = time.monotonic()
+        why = ""
+        while not self.lease.is_lost:
+            try:
+                greeting = conversation.hello(timeout_s=self._greet_s())
+                if greeting.welcome.ready:
+                    return greeting
+                why = "the engine is recovering and takes no commands yet"
+            except EngineSilent as error:
+                why = f"engine {self.job.engine.name} is unreachable: {error}"
+            except ProtocolError as error:
+                why = f"engine {self.job.engine.name} refused the greeting: {error.message}"
+            if self._left_s() <= 0:
+                job_expire(
+                    job_id=self.job.pk,
+                    attempt=self.job.attempt,
+                    process="worker",
+                    code="engine_unreachable",
+                    message=f"{why}; nothing was sent",
+                )
+                return None
+            if time.monotonic() - started > (GREET_HOLD_S if patient else SILENT_S):
+                break
+            time.sleep(min(GREET_PAUSE_S, max(0.0, self._left_s())))
+        if patient:
+            job_release(job_id=self.job.pk, attempt=self.job.attempt, why=why, process="worker")
+        else:
+            self._reconcile(why)
+        return None
+
+    def _left_s(self) -> float:
+        """Seconds until the job must have been sent; a dispatched one has been."""
+        if self.job.dispatch_by is None or self.job.state == JobState.DISPATCHED:
+            return GREET_HOLD_S
+        return (self.job.dispatch_by - db_now()).total_seconds()
+
+    def _greet_s(self) -> float:
+        return max(0.05, min(GREET_TRY_S, self._left_s()))
+
+    def _stranger_waits(self, conversation: Conversation) -> bool:
+        """For a job that may queue: give the claim back while a foreign operation is open."""
+        if self.job.on_conflict != OnConflict.QUEUE:
+            return False
+        try:
+            reply = conversation.call(ListOperations(limit=1), timeout_s=SEND_S)
+        except (EngineSilent, ProtocolError):
+            return False
+        views = reply.open if isinstance(reply, OperationList) else []
+        stranger = next((view for view in views if not is_own(view.op_id)), None)
+        if stranger is None:
+            return False
+        job_release(
+            job_id=self.job.pk,
+            attempt=self.job.attempt,
+            why=f"operation {stranger.op_id}, not of this console, holds the engine",
+            process="worker",
+            blocked_by=stranger.op_id,
+        )
+        return True
+
+    def _submit(self, greeting: Greeting, now: datetime) -> Submit:
+        """The command, with what is left of the job's time on the engine's own clock."""
+        job = self.job
+        assert job.dispatch_by is not None, job.pk
+        budget_s = (job.dispatch_by - now).total_seconds()
+        spent_s = time.monotonic() - greeting.sent_at_s
+        timeout_s = (job.deadline_at - now).total_seconds() if job.deadline_at else 0.0
+        return Submit(
+            op_id=str(job.pk),
+            epoch=greeting.welcome.epoch,
+            operation=FlushCache(empty_cache=bool(job.params["empty_cache"])),
+            mode=Mode(job.mode),
+            timeout_s=max(0.0, timeout_s),
+            # Rates only: no two clocks are compared, and the error is on the early side.
+            start_by_clock_s=greeting.welcome.clock_s + budget_s - spent_s,
+            requested_by=job.requested_by_name,
+        )
+
+    def _follow(self, conversation: Conversation, request_id: str) -> None:
+        started = heard = asked = time.monotonic()
+        while not self.lease.is_lost:
+            now = time.monotonic()
+            if now - heard > SILENT_S:
+                self._reconcile(f"the engine has been silent for {SILENT_S:.0f} s")
+                return
+            if now - started > FOLLOW_LIMIT_S:
+                job_handover(job_id=self.job.pk, attempt=self.job.attempt, owner=self.owner)
+                return
+            try:
+                response = conversation.receive(timeout_s=0.25)
+                if response is None and now - max(heard, asked) > PROBE_S:
+                    asked = now
+                    conversation.send(Query(op_id=str(self.job.pk), seal=False), timeout_s=0.1)
+            except EngineSilent:
+                continue  # counts as silence
+            if response is None:
+                continue
+            is_news, is_over = self._take(response, request_id)
+            if is_over:
+                return
+            if is_news:
+                heard = time.monotonic()
+
+    def _take(self, response: Response, request_id: str) -> tuple[bool, bool]:
+        """(it told something of the job, the job is out of this worker's hands)."""
+        op_id = str(self.job.pk)
+        match response.body:
+            case Progress(operation=view) if view.op_id == op_id:
+                self._progress(view)
+                return True, False
+            case Answer(result=result) if result.op_id == op_id:
+                self._finish(result)
+                return True, True
+            case QueryAnswer() as answer if answer.op_id == op_id:
+                return True, self._take_query(answer)
+            case Failure() as failure if response.id == request_id:
+                self._refused(failure)
+                return True, True
+            case _:
+                return False, False
+
+    def _take_query(self, answer: QueryAnswer) -> bool:
+        if answer.engine_id != self.job.engine_identity:
+            self._reconcile("another engine answers at this address")
+            return True
+        if answer.status is QueryStatus.OPEN and answer.operation is not None:
+            self._progress(answer.operation)
+            return False
+        if answer.status is QueryStatus.FINISHED and answer.result is not None:
+            self._finish(answer.result)
+            return True
+        self._reconcile(f"the engine says of this operation: {answer.status}")
+        return True
+
+    def _progress(self, view: OperationView) -> None:
+        """Write what moved; an unchanged view costs no transaction."""
+        seen = (view.phase, view.mode, view.attempt, round(view.deadline_clock_s, 1), view.ranks)
+        if seen != self._seen:
+            self._seen = seen
+            saved(lambda: job_progress(job_id=self.job.pk, attempt=self.job.attempt, view=view))
+
+    def _finish(self, result: OperationResult) -> None:
+        saved(
+            lambda: job_finish(
+                job_id=self.job.pk,
+                attempt=self.job.attempt,
+                frm=JobState.DISPATCHED,
+                result=result,
+                process="worker",
+            )
+        )
+        self.log.info("job ended", outcome=str(result.outcome))
+
+    def _refused(self, failure: Failure) -> None:
+        self.log.info("job refused", code=str(failure.code))
+        if failure.code in CLEAN_REFUSALS:
+            saved(
+                lambda: job_refused(job_id=self.job.pk, attempt=self.job.attempt, failure=failure)
+            )
+        else:
+            self._reconcile(f"the engine answered {failure.code}: {failure.message}")
+
+    def _reconcile(self, why: str) -> None:
+        self.log.warning("job unknown", why=why)
+        saved(
+            lambda: job_reconcile(
+                job_id=self.job.pk, attempt=self.job.attempt, why=why, process="worker"
+            )
+        )
