@@ -12,14 +12,17 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 
 from engine.ipc.sampling import SamplingParams
 from engine.models.forward_batch import SampleSpec
 
 # Below this SGLang takes the most likely token, too: dividing by it would overflow.
 MIN_TEMPERATURE = 1e-6
-# Sorting a whole vocabulary is slow and top_p rarely needs it: so many tokens are tried first.
-FIRST_TOKENS = 1024
+# Sorting a whole vocabulary is slow and top_p rarely needs it: so many tokens are tried, in turn.
+SORTED_TOKENS = (1024, 8192)
+# Cumulative weights are taken of so many tokens at a time, and within one of these blocks.
+BLOCK_TOKENS = 256
 
 _MASK = (1 << 64) - 1
 
@@ -77,9 +80,8 @@ class Sampler:
         tokens = [0] * len(rows)
         for width, members in groups.items():
             params = [specs[rows[i]].params for i in members]
-            found = draw_rows(
-                logits[[rows[i] for i in members]], params, [points[i] for i in members], width
-            )
+            some = logits if len(members) == len(logits) else logits[[rows[i] for i in members]]
+            found = draw_rows(some, params, [points[i] for i in members], width)
             for index, token in zip(members, found, strict=True):
                 tokens[index] = token
         return tokens
@@ -111,43 +113,76 @@ def draw_rows(
     """Draw a token per row by its `points`, a number in [0, 1) each; rows are independent.
 
     `width` 0 keeps the whole distribution; else the `width` most likely tokens are sorted and
-    filtered, and all of them for a row whose filter might reach further.
+    filtered, and more of them for rows whose filter may reach further.
     """
     device = logits.device
-
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
-
-    probs = (logits / column([p.temperature for p in params]).float()).softmax(dim=1)  # (R, V)
+    temperature = torch.tensor([p.temperature for p in params], device=device)
+    # A softmax in place, but for the division: a copy of the logits is megabytes.
+    weights = logits / temperature[:, None]  # (R, V)
+    weights.sub_(weights.amax(dim=1, keepdim=True)).exp_()
+    at = torch.tensor(points, dtype=torch.float64, device=device)  # (R,)
+    tokens: list[int]
     if not width:
-        drawn: list[int] = _invert(probs.double().cumsum(dim=1), column(list(points))).tolist()
-        return drawn
+        tokens = _draw_from_all(weights, at).tolist()
+        return tokens
     vocab = logits.shape[1]
-    top, ids = probs.topk(width, dim=1)  # (R, width), most likely first
-    top = top.double()
-    sums = top.cumsum(dim=1)
-    rank = torch.arange(width, device=device)
-    top_k = column([p.top_k if p.top_k > 0 else vocab for p in params])
-    kept = (
-        (rank < top_k)
-        & (sums - top <= column([p.top_p for p in params]))
-        & (top >= top[:, :1] * column([p.min_p for p in params]))
-    )
-    at = _invert((top * kept).cumsum(dim=1), column(list(points)))
-    tokens: list[int] = ids.gather(1, at[:, None])[:, 0].tolist()
-    if width < vocab:
-        # The last sorted token was kept, and not because the row wants just so many.
-        cut = kept[:, -1] & (top_k[:, 0] > width)
-        for row in cut.nonzero()[:, 0].tolist():
-            one = slice(row, row + 1)
-            tokens[row] = draw_rows(logits[one], params[one], points[one], vocab)[0]
+    top, ids = weights.topk(width, dim=1)  # (R, width), most likely first
+    probs = top.double() / weights.sum(dim=1, keepdim=True, dtype=torch.float64)
+    kept, may_go_on = _filter(probs, params, vocab)
+    tokens = ids.gather(1, _invert(kept, at)[:, None])[:, 0].tolist()
+    rest = may_go_on.nonzero()[:, 0].tolist() if width < vocab else []
+    if rest:
+        wider = next((n for n in SORTED_TOKENS if width < n < vocab), vocab)
+        some = draw_rows(logits[rest], [params[r] for r in rest], [points[r] for r in rest], wider)
+        for row, token in zip(rest, some, strict=True):
+            tokens[row] = token
     return tokens
 
 
-def _invert(sums: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Return, per row, the first index whose cumulative weight exceeds its point's share (R,)."""
-    found = torch.searchsorted(sums, points * sums[:, -1:], right=True)
-    return found[:, 0].clamp_(max=sums.shape[1] - 1)
+def _filter(
+    top: torch.Tensor, params: Sequence[SamplingParams], vocab: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zero the sorted probabilities (R, W) that a row's filters exclude.
+
+    Also return the rows (R,) whose last one was kept though their top_k allows more.
+    """
+
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=top.device)[:, None]
+
+    top_k = column([p.top_k if p.top_k > 0 else vocab for p in params])
+    kept = (
+        (torch.arange(top.shape[1], device=top.device) < top_k)
+        & (top.cumsum(dim=1) - top <= column([p.top_p for p in params]))
+        & (top >= top[:, :1] * column([p.min_p for p in params]))
+    )
+    return top * kept, kept[:, -1] & (top_k[:, 0] > top.shape[1])
+
+
+def _draw_from_all(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """Draw from whole distributions (R, V) in two steps: a block of tokens, then one of these."""
+    rows, vocab = weights.shape
+    if vocab % BLOCK_TOKENS:
+        weights = F.pad(weights, (0, -vocab % BLOCK_TOKENS))
+    blocks = weights.view(rows, -1, BLOCK_TOKENS)
+    sums = blocks.sum(dim=2, dtype=torch.float64)  # (R, blocks)
+    block = _invert(sums, points)  # (R,)
+    before = sums.cumsum(dim=1) - sums
+    row = torch.arange(rows, device=weights.device)
+    # What is left of the point, as a share of the block: again a number in [0, 1).
+    share = (points * sums.sum(dim=1) - before[row, block]) / sums[row, block]
+    inside = _invert(blocks[row, block].double(), share.clamp(0.0, 1.0 - 2.0**-53))
+    return block * BLOCK_TOKENS + inside
+
+
+def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """Return, per row of weights (R, N), the first index at which a point's share is exceeded.
+
+    Never one of weight zero: a point below 1 times the total lies below the total.
+    """
+    sums = weights.cumsum(dim=1)
+    found = torch.searchsorted(sums, points[:, None] * sums[:, -1:], right=True)
+    return found[:, 0].clamp_(max=weights.shape[1] - 1)
 
 
 def _sorted_tokens(params: SamplingParams, vocab: int) -> int:
@@ -155,7 +190,7 @@ def _sorted_tokens(params: SamplingParams, vocab: int) -> int:
     if 0 < params.top_k < vocab:
         return min(vocab, 1 << (params.top_k - 1).bit_length())
     if params.top_p < 1.0 or params.min_p > 0.0:
-        return min(vocab, FIRST_TOKENS)
+        return min(vocab, SORTED_TOKENS[0])
     return 0
 
 
@@ -179,9 +214,9 @@ def _change_logits(row: torch.Tensor, spec: SampleSpec) -> None:
         penalties = [
             params.frequency_penalty * n + params.presence_penalty for n in counts.values()
         ]
-        row[list(counts)] -= torch.tensor(penalties, device=device)
+        row[torch.tensor(list(counts), device=device)] -= torch.tensor(penalties, device=device)
     if params.repetition_penalty != 1.0:
-        seen = list({*spec.prompt_ids, *spec.output_ids})
+        seen = torch.tensor(list({*spec.prompt_ids, *spec.output_ids}), device=device)
         scores = row[seen]
         scale = params.repetition_penalty
         row[seen] = torch.where(scores > 0, scores / scale, scores * scale)

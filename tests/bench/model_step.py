@@ -68,9 +68,8 @@ def main() -> None:
         threads=args.threads,
         ext_dir=None if args.torch else CACHE / "ext",
     )
-    print(
-        f"{args.dtype}, kernels {runner.kernels}, {args.threads} threads, load {os.getloadavg()[0]:.2f}"
-    )
+    print(f"{args.dtype}, kernels {runner.kernels}, {args.threads} threads")
+    print(f"load {os.getloadavg()[0]:.2f}")
     rows = [("prefill 512", batch(runner, 1, 512, 512), 512)]
     rows += [(f"decode b{n} ctx {CONTEXT}", batch(runner, n, 1, CONTEXT), n) for n in (1, 8, 32)]
     for name, work, tokens in rows:

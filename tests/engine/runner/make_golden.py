@@ -2,9 +2,9 @@
 
     python tests/engine/runner/make_golden.py MODEL_DIR
 
-in an environment with transformers 5.24.0 and torch 2.13.0, where MODEL_DIR is the packaged model as
-`engine.models.gguf.convert` writes it. Prompts on whose way two tokens come closer than MIN_GAP are
-left out: there, the order of additions decides, and no implementation is right.
+in an environment with transformers 5.24.0 and torch 2.13.0, where MODEL_DIR is the packaged model
+as `engine.models.gguf.convert` writes it. Prompts on whose way two tokens come closer than MIN_GAP
+are left out: there, the order of additions decides, and no implementation is right.
 """
 
 from __future__ import annotations
