@@ -40,7 +40,7 @@ OFFLINE_AFTER_S = 2.0
 PUBLISH_EVERY_S = 0.2
 ASK_S = 0.5
 ASK_AGAIN_S = 1.0
-REFRESH_ENGINES_S = 2.0
+REFRESH_ENGINES_S = 1.0
 
 Publish = Callable[[str, StoredSnapshot], None]
 

@@ -1,7 +1,5 @@
 """POST /jobs, GET /jobs, GET /jobs/{id}, POST /jobs/{id}/cancel | extend | force."""
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any
@@ -12,13 +10,13 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Status
 
 from api.auth import actor
+from api.query import only_query
 from api.schemas.inputs import (
     CancelIn,
     ExtendIn,
     ForceIn,
     JobIn,
     JobQuery,
-    NoQuery,
     WaitQuery,
 )
 from api.schemas.outputs import JobOut, JobPage, Problem
@@ -45,9 +43,8 @@ def _idempotency_key(request: HttpRequest) -> str | None:
 
 
 @router.post("", response={202: JobOut, 200: JobOut, **_BODY_PROBLEMS}, url_name="jobs")
-def create(
-    request: HttpRequest, response: HttpResponse, body: JobIn, query: Query[NoQuery]
-) -> Status:
+@only_query()
+def create(request: HttpRequest, response: HttpResponse, body: JobIn) -> Status:
     """Accept a job (202), or give the one that the same Idempotency-Key made (200)."""
     asked = job_create(
         engine_name=body.engine,
@@ -68,6 +65,7 @@ def create(
 
 
 @router.get("", response={200: JobPage, 401: Problem, 404: Problem, 422: Problem})
+@only_query("cursor", "engine", "state")
 def jobs(request: HttpRequest, query: Query[JobQuery]) -> dict[str, Any]:
     """Jobs, newest first."""
     page = job_list(cursor=query.cursor, engine_name=query.engine, state=query.state)
@@ -79,6 +77,7 @@ def jobs(request: HttpRequest, query: Query[JobQuery]) -> dict[str, Any]:
     response={200: JobOut, 401: Problem, 404: Problem, 422: Problem},
     url_name="job",
 )
+@only_query("wait_s")
 def job(request: HttpRequest, job_id: UUID, query: Query[WaitQuery]) -> dict[str, Any]:
     """One job; with `wait_s`, once it has ended or that time is over."""
     ends = time.monotonic() + query.wait_s
@@ -92,25 +91,22 @@ def job(request: HttpRequest, job_id: UUID, query: Query[WaitQuery]) -> dict[str
 
 
 @router.post("/{uuid:job_id}/cancel", response={200: JobOut, **_BODY_PROBLEMS})
-def cancel(
-    request: HttpRequest, job_id: UUID, query: Query[NoQuery], body: CancelIn | None = None
-) -> dict[str, Any]:
+@only_query()
+def cancel(request: HttpRequest, job_id: UUID, body: CancelIn | None = None) -> dict[str, Any]:
     """Cancel: at once if unsent, else the engine is asked; the job ends by what it says."""
     reason = body.reason if body is not None else ""
     return job_payload(job_cancel(job_id=job_id, actor=actor(request), reason=reason))
 
 
 @router.post("/{uuid:job_id}/extend", response={200: JobOut, **_BODY_PROBLEMS})
-def extend(
-    request: HttpRequest, job_id: UUID, query: Query[NoQuery], body: ExtendIn
-) -> dict[str, Any]:
+@only_query()
+def extend(request: HttpRequest, job_id: UUID, body: ExtendIn) -> dict[str, Any]:
     """Move the deadline of a waiting job."""
     return job_payload(job_extend(job_id=job_id, by_s=body.by_s, actor=actor(request)))
 
 
 @router.post("/{uuid:job_id}/force", response={200: JobOut, **_BODY_PROBLEMS})
-def force(
-    request: HttpRequest, job_id: UUID, query: Query[NoQuery], body: ForceIn | None = None
-) -> dict[str, Any]:
+@only_query()
+def force(request: HttpRequest, job_id: UUID, body: ForceIn | None = None) -> dict[str, Any]:
     """Take the next harsher mode."""
     return job_payload(job_force(job_id=job_id, actor=actor(request)))

@@ -83,7 +83,3 @@ class WaitQuery(Strict):
     """How long to wait for a job's end before answering."""
 
     wait_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0
-
-
-class NoQuery(Strict):
-    """No query parameter is known here; a misspelt or misplaced one is refused, not ignored."""

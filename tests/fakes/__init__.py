@@ -1,0 +1,1 @@
+"""Stand-ins at seams that we own."""

