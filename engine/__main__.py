@@ -1,0 +1,96 @@
+"""`python -m engine serve | frontend | rank | load | convert`: argv → typed settings → one process.
+
+`serve` is for people; `frontend` and `rank` are what it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from engine.config import ConfigError, EngineConfig
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run an engine: frontend and one process a DP rank")
+    serve.add_argument("--model", required=True, help="Hugging Face folder")
+    serve.add_argument("--state-dir", required=True, help="journal, sockets, compiled kernels")
+    serve.add_argument("--served-model-name", default="")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=30000)
+    serve.add_argument("--dp-size", type=int, default=2)
+    serve.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    serve.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    serve.add_argument("--page-size", type=int, default=16)
+    serve.add_argument("--max-total-tokens", type=int, default=0, help="KV tokens of one rank")
+    serve.add_argument("--chunked-prefill-size", type=int, default=512)
+    serve.add_argument("--max-running-requests", type=int, default=64)
+    serve.add_argument("--max-queued-requests", type=int, default=1024)
+    serve.add_argument("--context-length", type=int, default=0)
+    serve.add_argument("--threads", type=int, default=0, help="per rank; 0 = cores / ranks")
+    serve.add_argument("--cors-origin", action="append", default=[])
+    serve.add_argument("--log-level", default="INFO")
+    for name in ("frontend", "rank"):
+        child = commands.add_parser(name, help="started by serve")
+        child.add_argument("--config", required=True)
+        if name == "rank":
+            child.add_argument("--rank", type=int, required=True)
+            child.add_argument("--inc", type=int, required=True)
+    return parser
+
+
+def _config(args: argparse.Namespace) -> EngineConfig:
+    state = Path(args.state_dir).resolve()
+    return EngineConfig(
+        model_path=str(Path(args.model).resolve()),
+        run_dir=str(state / "run"),
+        journal_path=str(state / "journal"),
+        ext_cache_dir=str(state / "kernels"),
+        served_model_name=args.served_model_name,
+        host=args.host,
+        port=args.port,
+        dp_size=args.dp_size,
+        device=args.device,
+        dtype=args.dtype,
+        page_size=args.page_size,
+        max_total_tokens=args.max_total_tokens,
+        chunked_prefill_tokens=args.chunked_prefill_size,
+        max_running_requests=args.max_running_requests,
+        max_queued_requests=args.max_queued_requests,
+        context_len=args.context_length,
+        threads=args.threads,
+        api_key=os.environ.get("QUIESCE_API_KEY", ""),
+        admin_api_key=os.environ.get("QUIESCE_ADMIN_API_KEY", ""),
+        cors_origins=tuple(args.cors_origin),
+        log_level=args.log_level,
+    )
+
+
+def main() -> int:
+    """Run one command; each loads only what it needs."""
+    args = _parser().parse_args()
+    try:
+        if args.command == "serve":
+            from engine import launch
+
+            return launch.main(_config(args))
+        if args.command == "frontend":
+            from engine.frontend import main as frontend
+
+            frontend.main(args.config)
+        elif args.command == "rank":
+            from engine.scheduler import process
+
+            process.main(args.config, args.rank, args.inc)
+    except ConfigError as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""The control socket (ROUTER) and the event stream (PUB): the console's way in.
+
+Nothing here blocks: a Submit is followed by a task of its own, everything else is answered at once.
+A frame that is no message of ours gets a Failure, never an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import assert_never
+
+import zmq
+import zmq.asyncio
+
+from engine.frontend.core import Frontend
+from engine.log import get_logger
+from engine.protocol import (
+    MAX_CONTROL_BYTES,
+    PROTOCOL_VERSION,
+    Accepted,
+    Answer,
+    Cancel,
+    ErrorCode,
+    EventList,
+    Extend,
+    Failure,
+    Force,
+    Hello,
+    ListOperations,
+    OperationList,
+    OperationResult,
+    Progress,
+    ProtocolError,
+    Query,
+    QueryAnswer,
+    Replay,
+    Request,
+    Response,
+    Snapshot,
+    StateAnswer,
+    Submit,
+    Welcome,
+    decode_request,
+    encode_event,
+    encode_response,
+)
+from engine.protocol.events import EventBody
+from engine.protocol.replies import Reply
+
+log = get_logger()
+
+_MAX_OUTSTANDING = 32  # followed operations of one peer
+
+
+class ControlServer:
+    """Serves one Frontend."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        config = frontend.config
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 1000)
+        self._socket.setsockopt(zmq.RCVHWM, 1000)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        self._socket.bind(config.control_address)
+        self._events = self._context.socket(zmq.PUB)
+        self._events.setsockopt(zmq.LINGER, 0)
+        self._events.setsockopt(zmq.SNDHWM, 1000)  # a slow subscriber loses events, sees the gap
+        self._events.bind(config.events_address)
+        self._outstanding: Counter[bytes] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        frontend.publish = self.publish
+
+    def publish(self, body: EventBody) -> None:
+        """Number an event and send it to whoever listens; never waits."""
+        frontend = self._frontend
+        event = frontend.events.add(body, time.monotonic())
+        self._events.send(encode_event(event), zmq.NOBLOCK).add_done_callback(_read)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            frames = await self._socket.recv_multipart()
+            if len(frames) != 2:
+                continue  # not our framing; there is nothing to answer to
+            peer, frame = frames
+            try:
+                request = decode_request(frame)
+            except ProtocolError as error:
+                self._send(peer, "", _failure(error))
+                continue
+            self._serve(peer, request)
+
+    def close(self) -> None:
+        """Give the sockets up."""
+        self._context.destroy(linger=0)
+
+    def _serve(self, peer: bytes, request: Request) -> None:
+        try:
+            if isinstance(request.command, Submit):
+                self._submit(peer, request.id, request.command)
+            else:
+                self._send(peer, request.id, self._answer(request))
+        except ProtocolError as error:
+            self._send(peer, request.id, _failure(error))
+
+    def _answer(self, request: Request) -> Reply:
+        operations = self._frontend.operations
+        command = request.command
+        match command:
+            case Hello():
+                return self._welcome(command)
+            case Query():
+                status, view, result = operations.query(command.op_id, seal=command.seal)
+                return QueryAnswer(
+                    op_id=command.op_id,
+                    engine_id=self._frontend.journal.index.engine_id,
+                    status=status,
+                    operation=view,
+                    result=result,
+                )
+            case ListOperations():
+                pending = operations.pending()
+                return OperationList(
+                    open=[pending] if pending else [],
+                    finished=operations.finished(command.limit),
+                )
+            case Extend():
+                return Accepted(operation=operations.extend(command.op_id, command.by_s))
+            case Cancel():
+                return Accepted(operation=operations.cancel(command.op_id))
+            case Force():
+                return Accepted(operation=operations.force(command.op_id))
+            case Snapshot():
+                return StateAnswer(state=self._frontend.state())
+            case Replay():
+                return self._replay(command)
+            case Submit():
+                raise AssertionError("a Submit is followed, not answered at once")
+            case _:
+                assert_never(command)
+
+    def _welcome(self, hello: Hello) -> Welcome:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                ErrorCode.VERSION_MISMATCH,
+                f"this engine speaks protocol {PROTOCOL_VERSION}, not {hello.protocol_version}",
+            )
+        frontend = self._frontend
+        return Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            engine_id=frontend.journal.index.engine_id,
+            epoch=frontend.epoch.text,
+            clock_s=time.monotonic(),
+            dp_size=frontend.config.dp_size,
+            model=frontend.config.model_name,
+            ready=frontend.coordinator.is_ready,
+        )
+
+    def _replay(self, command: Replay) -> EventList:
+        log_ = self._frontend.events
+        if command.epoch != log_.epoch:
+            return EventList(events=[], complete=False)
+        events, complete = log_.after(command.after_seq)
+        return EventList(events=events[:500], complete=complete and len(events) <= 500)
+
+    def _submit(self, peer: bytes, request_id: str, command: Submit) -> None:
+        if command.epoch != self._frontend.epoch.text:
+            raise ProtocolError(
+                ErrorCode.STALE_EPOCH,
+                f"this command is for epoch {command.epoch}; say hello again",
+            )
+        if self._outstanding[peer] >= _MAX_OUTSTANDING:
+            raise ProtocolError(ErrorCode.OVERLOADED, "too many operations followed by one peer")
+        follower = self._frontend.operations.submit(
+            op_id=command.op_id,
+            operation=command.operation,
+            mode=command.mode,
+            timeout_s=command.timeout_s,
+            start_by=command.start_by_clock_s,
+            requested_by=command.requested_by,
+        )
+        self._outstanding[peer] += 1
+
+        async def follow() -> None:
+            try:
+                async for item in self._frontend.operations.progress(follower):
+                    body = (
+                        Answer(result=item)
+                        if isinstance(item, OperationResult)
+                        else Progress(operation=item)
+                    )
+                    self._send(peer, request_id, body)
+            finally:
+                self._outstanding[peer] -= 1
+                if not self._outstanding[peer]:
+                    del self._outstanding[peer]
+
+        task = asyncio.get_running_loop().create_task(follow())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _send(self, peer: bytes, request_id: str, body: Progress | Reply) -> None:
+        frame = encode_response(Response(id=request_id, body=body))
+        # A peer that left hears nothing; what it asked for goes on and can be queried.
+        self._socket.send_multipart([peer, frame], zmq.NOBLOCK).add_done_callback(_read)
+
+
+def _failure(error: ProtocolError) -> Failure:
+    return Failure(
+        code=error.code,
+        message=error.message,
+        retryable=error.is_retryable,
+        holder=error.holder,
+        remaining_s=error.remaining_s,
+    )
+
+
+def _read(future: asyncio.Future[object]) -> None:
+    """Take the outcome of a send, so that a peer that left is no unhandled error."""
+    if not future.cancelled():
+        error = future.exception()
+        if error is not None and not isinstance(error, zmq.ZMQError):
+            raise error

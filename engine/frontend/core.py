@@ -1,0 +1,296 @@
+"""The frontend's heart: sockets to ranks and `launch`, the coordinator, requests, events.
+
+HTTP and the control server call it; it calls nobody above. One event loop, no threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import zmq
+import zmq.asyncio
+
+from engine.config import EngineConfig
+from engine.frontend.coordinator import Coordinator
+from engine.frontend.dp_router import DPRouter
+from engine.frontend.event_log import EventLog
+from engine.frontend.journal import Journal
+from engine.frontend.operation_state import Current, Ended, Kill, SendTo
+from engine.frontend.operations import Operations
+from engine.frontend.rank_table import RankTable
+from engine.frontend.requests import RequestManager
+from engine.frontend.views import operation_view, rank_view
+from engine.ipc.messages import (
+    AskProcesses,
+    KillRank,
+    Loading,
+    RankStats,
+    Ready,
+    Report,
+    Said,
+    ServingState,
+    Tokens,
+    ToRankMessage,
+)
+from engine.ipc.wire import decode_from_rank, decode_processes, encode
+from engine.log import get_logger
+from engine.protocol import (
+    EngineState,
+    OperationChanged,
+    OperationEnded,
+    OperationResult,
+    OperationView,
+    Outcome,
+    RankState,
+    StateChanged,
+)
+from engine.protocol.events import EventBody
+
+log = get_logger()
+
+VERSION = "0.1.0"
+_TICK_S = 0.05
+_STEPS_AT_ONCE = 16
+
+
+class Frontend:
+    """State of the whole engine, as one process sees it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.journal = Journal(config.journal_path, initial=ServingState())
+        self.epoch = self.journal.begin_epoch()
+        self.events = EventLog(self.epoch.text)
+        self.table = RankTable(epoch=self.epoch.number, index=self.journal.index)
+        self.coordinator = Coordinator(
+            dp_size=config.dp_size, ranks=self.table, times=config.times, journal=self.journal
+        )
+        self.router = DPRouter(config.dp_size)
+        self.requests = RequestManager(
+            router=self.router,
+            page_size=config.page_size,
+            max_held=config.max_held_requests,
+            max_per_rank=config.max_running_requests + config.max_queued_requests,
+            routable=self._routable,
+            is_holding=lambda: self.coordinator.is_holding or not self.coordinator.is_ready,
+            send=self._send_to_rank,
+            epoch=self.epoch.number,
+        )
+        self.operations = Operations(
+            coordinator=self.coordinator,
+            journal=self.journal,
+            times=config.times,
+            drive=self.drive,
+            view=self._operation_view,
+        )
+        self.stats: dict[int, RankStats] = {}
+        self.ready: dict[int, Ready] = {}
+        self.loading: dict[int, Loading] = {}
+        self.publish: Callable[[EventBody], None] = lambda _: None
+        self._context = zmq.asyncio.Context()
+        self._ranks = self._socket(zmq.ROUTER)
+        self._ranks.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._ranks.bind(config.ranks_address)
+        self._launch = self._socket(zmq.DEALER)
+        self._launch.connect(config.launch_address)
+        self._state_told: tuple[object, ...] = ()
+        self._state_told_at = 0.0
+        self._busy = False
+
+    def _socket(self, kind: int) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 100_000)
+        socket.setsockopt(zmq.RCVHWM, 100_000)
+        return socket
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hear_ranks())
+            tasks.create_task(self._hear_launch())
+            tasks.create_task(self._tick())
+
+    def close(self) -> None:
+        """Give sockets and journal up."""
+        self._context.destroy(linger=0)
+        self.journal.close()
+
+    # ---- what others ask ---------------------------------------------------------------------
+
+    @property
+    def is_serving(self) -> bool:
+        """Some rank may be sent requests, or will be as soon as an operation ends."""
+        return self.coordinator.is_ready and any(
+            self.table.is_proven(rank) for rank in range(self.config.dp_size)
+        )
+
+    def facts(self) -> Ready | None:
+        """Limits of the model, from any rank that has told them."""
+        return next(iter(self.ready.values()), None)
+
+    def state(self) -> EngineState:
+        """The engine now, for pages and APIs."""
+        now = time.monotonic()
+        ranks = [
+            rank_view(
+                self.table,
+                rank,
+                self.stats.get(rank),
+                now=now,
+                online_s=self.config.times.online_s,
+            )
+            for rank in range(self.config.dp_size)
+        ]
+        return EngineState(
+            engine_id=self.journal.index.engine_id,
+            epoch=self.epoch.text,
+            seq=self.events.seq,
+            clock_s=now,
+            model=self.config.model_name,
+            version=VERSION,
+            idle=all(rank.idle for rank in ranks) and self.requests.num_held == 0,
+            ranks=ranks,
+            pending_operation=self.operations.pending(),
+            held_requests=self.requests.num_held,
+            http_address=f"http://{self.config.host}:{self.config.port}",
+        )
+
+    def drive(self) -> None:
+        """Let the coordinator go on as far as its inputs allow."""
+        if self._busy:  # an action led back here; the loop below goes on anyway
+            return
+        self._busy = True
+        try:
+            quiet = 0
+            for _ in range(_STEPS_AT_ONCE):
+                actions = self.coordinator.step(time.monotonic())
+                for action in actions:
+                    match action:
+                        case SendTo():
+                            self._send_to_rank(action.rank, action.message)
+                        case Kill():
+                            log.warning("rank is silent", rank=action.rank, inc=action.inc)
+                            self._launch.send(encode(KillRank(rank=action.rank, inc=action.inc)))
+                        case Ended():
+                            self._operation_ended(action.result)
+                quiet = 0 if actions else quiet + 1
+                if quiet == 2:
+                    break
+        finally:
+            self._busy = False
+        self.requests.pump()
+
+    # ---- inputs ------------------------------------------------------------------------------
+
+    async def _hear_ranks(self) -> None:
+        while True:
+            _, frame = await self._ranks.recv_multipart()
+            self._on_rank_message(frame)
+
+    def _on_rank_message(self, frame: bytes) -> None:
+        message = decode_from_rank(frame)
+        rank = message.rank
+        match message:
+            case Tokens():
+                if message.epoch == self.epoch.number and self.table.lives(rank, message.inc):
+                    self.requests.on_tokens(rank, message.inc, message.items)
+            case Loading():
+                self.loading[rank] = message
+                log.info("rank loads", rank=rank, what=message.what, share=message.share)
+            case Ready():
+                self.ready[rank] = message
+                self.loading.pop(rank, None)
+            case Report():
+                if self.coordinator.on_message(message, time.monotonic()):
+                    self._note_stats(rank, message.stats)
+                self.drive()
+            case Said():
+                self.coordinator.on_message(message, time.monotonic())
+                self.drive()
+
+    def _note_stats(self, rank: int, stats: RankStats) -> None:
+        before = self.stats.get(rank)
+        self.stats[rank] = stats
+        if stats.violation and (before is None or before.violation != stats.violation):
+            log.error("pages do not add up", rank=rank, violation=stats.violation)
+
+    async def _hear_launch(self) -> None:
+        await self._launch.send(encode(AskProcesses()))
+        while True:
+            frame = await self._launch.recv()
+            processes = decode_processes(frame)
+            alive = {item.rank: item.inc for item in processes.ranks if item.alive}
+            if alive != self.table.alive:
+                self.coordinator.on_processes(alive)
+                self.requests.on_processes(alive)
+            self.drive()
+
+    async def _tick(self) -> None:
+        """Time passes: deadlines, resends, progress, heartbeats."""
+        asked_at = 0.0
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = time.monotonic()
+            self.drive()
+            view = self.operations.tell_progress(now)
+            if view is not None:
+                self.publish(OperationChanged(operation=view))
+            self._tell_state(now)
+            if now - asked_at > 1.0:
+                asked_at = now
+                self._launch.send(encode(AskProcesses()))
+
+    def _tell_state(self, now: float) -> None:
+        state = self.state()
+        signature: tuple[object, ...] = (
+            state.idle,
+            state.pending_operation is not None,
+            tuple(
+                (r.online, r.proven, r.idle, r.incarnation, r.weight_version) for r in state.ranks
+            ),
+        )
+        due = now - self._state_told_at >= self.config.times.heartbeat_s
+        if signature != self._state_told or due:
+            self._state_told, self._state_told_at = signature, now
+            self.publish(StateChanged(state=state))
+
+    # ---- outputs -----------------------------------------------------------------------------
+
+    def _routable(self) -> dict[int, int]:
+        if not self.coordinator.is_ready:
+            return {}
+        return {
+            rank: self.table.alive[rank]
+            for rank in range(self.config.dp_size)
+            if self.table.is_routable(rank)
+        }
+
+    def _send_to_rank(self, rank: int, message: ToRankMessage) -> None:
+        identity = f"rank-{rank}-{message.inc}".encode()
+        future = self._ranks.send_multipart([identity, encode(message)], zmq.NOBLOCK)
+        # A rank that is not connected hears it again (operations) or is seen to be dead (requests).
+        future.add_done_callback(_ignore_unreachable)
+
+    def _operation_view(self, current: Current) -> OperationView:
+        return operation_view(
+            current, self.stats, now=time.monotonic(), held=self.requests.num_held
+        )
+
+    def _operation_ended(self, result: OperationResult) -> None:
+        log.info("operation ended", op_id=result.op_id, kind=result.kind, outcome=result.outcome)
+        if result.outcome in (Outcome.SUCCEEDED, Outcome.PARTIAL):
+            for rank in result.ranks:
+                if rank.state is RankState.SUCCEEDED:
+                    self.requests.flushed(rank.dp_rank)
+        self.operations.ended(result)
+        self.publish(OperationEnded(result=result))
+
+
+def _ignore_unreachable(future: asyncio.Future[object]) -> None:
+    if not future.cancelled():
+        error = future.exception()
+        if error is not None and not isinstance(error, zmq.ZMQError):
+            raise error

@@ -1,0 +1,240 @@
+"""Admin routes: flush, abort, and pending operations. SGLang's texts by default, JSON when asked.
+
+The text bodies and their status codes are SGLang's, so that its clients work unchanged; the refusal
+of a busy engine adds which places are busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.frontend.core import Frontend
+from engine.frontend.http_errors import HTTPError, json_response
+from engine.frontend.operations import Follower
+from engine.frontend.query import flag, no_others, number, one
+from engine.protocol import (
+    MAX_TIMEOUT_S,
+    ErrorCode,
+    FlushCache,
+    Mode,
+    OperationResult,
+    OperationView,
+    Outcome,
+    ProtocolError,
+)
+
+FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
+FLUSH_FAILED = "Flush cache failed.\n"
+FLUSH_PENDING = "Another flush_cache is already in progress."
+FLUSH_TIMED_OUT = "Timed out waiting for idle state."
+
+_STATUS = {
+    ErrorCode.OPERATION_PENDING: 409,
+    ErrorCode.UNKNOWN_OPERATION: 404,
+    ErrorCode.NOT_CANCELLABLE: 409,
+    ErrorCode.INVALID_ARGUMENT: 400,
+    ErrorCode.SEALED: 409,
+    ErrorCode.TOO_OLD: 409,
+    ErrorCode.TOO_LATE: 400,
+}
+
+
+def wants_json(request: Request) -> bool:
+    """The caller asked for every rank's result."""
+    return "application/json" in request.headers.get("accept", "")
+
+
+async def flush_cache(request: Request) -> Response:
+    """GET or POST /flush_cache?timeout=&mode=&empty_cache=&op_id="""
+    frontend: Frontend = request.app.state.frontend
+    query = request.query_params
+    no_others(query, {"timeout", "mode", "empty_cache", "op_id"})
+    timeout_s = number(query, "timeout", default=0.0, low=0.0, high=MAX_TIMEOUT_S)
+    mode = one(query, "mode", default=Mode.WAIT, choices=Mode)
+    empty_cache = flag(query, "empty_cache", default=True)
+    op_id = query.get("op_id")
+    try:
+        follower = frontend.operations.submit(
+            op_id=op_id or f"http-{uuid.uuid4()}",
+            operation=FlushCache(empty_cache=empty_cache),
+            mode=Mode(mode),
+            timeout_s=timeout_s,
+            requested_by="http",
+        )
+    except ProtocolError as error:
+        return _refused(request, error)
+    result = await _wait(request, frontend, follower, is_owned=op_id is None)
+    if result is None:
+        return Response(status_code=499)  # nobody is left to read it
+    return _flush_answer(request, result)
+
+
+async def _wait(
+    request: Request, frontend: Frontend, follower: Follower, *, is_owned: bool
+) -> OperationResult | None:
+    """The result; None when the caller left first (an operation without an id ends with it)."""
+    done = asyncio.ensure_future(frontend.operations.result(follower))
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if done.done():
+            return done.result()
+        if is_owned:
+            _cancel_if_possible(frontend, follower.op_id)
+        return None
+    finally:
+        gone.cancel()
+        done.cancel()
+
+
+def _cancel_if_possible(frontend: Frontend, op_id: str) -> None:
+    try:
+        frontend.operations.cancel(op_id)
+    except ProtocolError as error:
+        if error.code not in (ErrorCode.NOT_CANCELLABLE, ErrorCode.UNKNOWN_OPERATION):
+            raise
+
+
+async def _disconnected(request: Request) -> None:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+def _flush_answer(request: Request, result: OperationResult) -> Response:
+    ok = result.outcome is Outcome.SUCCEEDED
+    if wants_json(request):
+        return json_response(result_json(result), 200 if ok else 400)
+    if ok:
+        text = FLUSHED
+    elif result.outcome is Outcome.EXPIRED:
+        text = FLUSH_TIMED_OUT
+    else:
+        text = FLUSH_FAILED + result.message + "\n"
+    return Response(text, 200 if ok else 400)
+
+
+def _refused(request: Request, error: ProtocolError) -> Response:
+    """SGLang answers 400 to a second flush; 409 is for those who ask for JSON."""
+    if wants_json(request):
+        return operation_error(error)
+    if error.code is ErrorCode.OPERATION_PENDING:
+        return Response(FLUSH_PENDING, 400)
+    status = 400 if error.code is ErrorCode.INVALID_ARGUMENT else _STATUS.get(error.code, 503)
+    return Response(FLUSH_FAILED + error.message + "\n", status)
+
+
+def operation_error(error: ProtocolError) -> Response:
+    """A refused command as JSON, naming who holds the engine where that is the reason."""
+    body: dict[str, object] = {"message": error.message, "code": error.code}
+    if error.holder is not None:
+        body |= {"holder": error.holder, "remaining_s": error.remaining_s}
+    return json_response({"error": body}, _STATUS.get(error.code, 503))
+
+
+def result_json(result: OperationResult) -> dict[str, Any]:
+    """A result, every rank's part in it."""
+    body: dict[str, Any] = msgspec.to_builtins(result)
+    return {"success": result.outcome is Outcome.SUCCEEDED, **body}
+
+
+def view_json(view: OperationView) -> dict[str, Any]:
+    """An open operation."""
+    body: dict[str, Any] = msgspec.to_builtins(view)
+    return {"outcome": None, **body}
+
+
+# ---- pending operations ----------------------------------------------------------------------
+
+
+async def list_operations(request: Request) -> Response:
+    """GET /operations: the open one, then the newest ended ones."""
+    operations = request.app.state.frontend.operations
+    pending = operations.pending()
+    return json_response(
+        {
+            "open": [view_json(pending)] if pending else [],
+            "finished": [result_json(result) for result in operations.finished(50)],
+        }
+    )
+
+
+async def get_operation(request: Request) -> Response:
+    """GET /operations/{id}; asking does not seal the id."""
+    op_id = request.path_params["op_id"]
+    try:
+        _, view, result = request.app.state.frontend.operations.query(op_id, seal=False)
+    except ProtocolError as error:
+        return operation_error(error)
+    if view is not None:
+        return json_response(view_json(view))
+    if result is not None:
+        return json_response(result_json(result))
+    raise HTTPError(404, f"no operation {op_id}")
+
+
+async def change_operation(request: Request) -> Response:
+    """POST /operations/{id}/extend {"by_s": n} | cancel | force"""
+    op_id, act = request.path_params["op_id"], request.path_params["act"]
+    operations = request.app.state.frontend.operations
+    try:
+        if act == "extend":
+            view = operations.extend(op_id, await _by_s(request))
+        elif act == "cancel":
+            view = operations.cancel(op_id)
+        elif act == "force":
+            view = operations.force(op_id)
+        else:
+            raise HTTPError(404, f"no action {act}")
+    except ProtocolError as error:
+        return operation_error(error)
+    return json_response(view_json(view), 202)
+
+
+class _Extend(msgspec.Struct, forbid_unknown_fields=True):
+    by_s: float
+
+
+async def _by_s(request: Request) -> float:
+    try:
+        by_s = msgspec.json.decode(await request.body(), type=_Extend).by_s
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise HTTPError(400, f'expected {{"by_s": seconds}}: {error}', param="by_s") from error
+    if not math.isfinite(by_s):
+        raise HTTPError(400, "by_s must be finite", param="by_s")
+    return by_s
+
+
+# ---- abort -----------------------------------------------------------------------------------
+
+
+class _Abort(msgspec.Struct, forbid_unknown_fields=True):
+    rid: str = ""
+    abort_all: bool = False
+    abort_message: str | None = None
+
+
+async def abort_request(request: Request) -> Response:
+    """POST /abort_request {"rid": id} | {"abort_all": true}: exact ids, and how many ended."""
+    try:
+        body = msgspec.json.decode(await request.body(), type=_Abort)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise HTTPError(400, f"abort_request: {error}") from error
+    requests = request.app.state.frontend.requests
+    message = body.abort_message or "Aborted"
+    if body.abort_all:
+        count = requests.abort_all(message)
+    else:
+        count = int(bool(body.rid) and requests.abort(body.rid, message))
+    return json_response({"aborted": count})

@@ -1,0 +1,115 @@
+"""The engine's HTTP application: routes, access, error bodies, and the server that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from engine.frontend import http_admin, http_generate, http_info
+from engine.frontend.core import Frontend
+from engine.frontend.http_auth import Access, refusal
+from engine.frontend.http_errors import HTTPError, Shape, error_response, json_response
+from engine.log import get_logger
+from engine.tokens.tokenizer import Tokenizer
+
+log = get_logger()
+
+Handler = Callable[[Request], Awaitable[Response]]
+READ = ["GET"]
+POST = ["POST"]
+ROUTES: list[tuple[str, Handler, list[str], Access]] = [
+    ("/health", http_info.health, READ, Access.OPEN),
+    ("/generate", http_generate.generate, ["POST", "PUT"], Access.NORMAL),
+    ("/flush_cache", http_admin.flush_cache, ["GET", "POST"], Access.ADMIN),
+    ("/abort_request", http_admin.abort_request, POST, Access.ADMIN),
+    ("/operations", http_admin.list_operations, READ, Access.ADMIN),
+    ("/operations/{op_id}", http_admin.get_operation, READ, Access.ADMIN),
+    ("/operations/{op_id}/{act}", http_admin.change_operation, POST, Access.ADMIN),
+]
+
+
+def make_app(frontend: Frontend, tokenizer: Tokenizer) -> Starlette:
+    """The application over one Frontend."""
+    middleware = []
+    if frontend.config.cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(frontend.config.cors_origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["authorization", "content-type"],
+            )
+        )
+    app = Starlette(
+        routes=[
+            Route(path, _guarded(handler, access), methods=methods)
+            for path, handler, methods, access in ROUTES
+        ],
+        middleware=middleware,
+        exception_handlers={HTTPException: _http_exception, Exception: _fault},
+    )
+    app.state.frontend = frontend
+    app.state.tokenizer = tokenizer
+    return app
+
+
+def _guarded(handler: Handler, access: Access) -> Handler:
+    async def call(request: Request) -> Response:
+        config = request.app.state.frontend.config
+        refused = refusal(request, access, config)
+        if refused is not None:
+            return refused
+        try:
+            return await handler(request)
+        except HTTPError as error:
+            return error_response(error, _shape(request))
+
+    return call
+
+
+def _shape(request: Request) -> Shape:
+    return "openai" if request.url.path.startswith("/v1/") else "native"
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    return json_response({"detail": error.detail}, error.status_code, headers)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    """A fault of ours: logged with its trace, answered without it."""
+    log.error("request failed", path=request.url.path, exc_info=error)
+    return error_response(HTTPError(500, "internal error; see the engine's log"), _shape(request))
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the process's main handles signals."""
+
+    def install_signal_handlers(self) -> None:
+        """Nothing to install."""
+
+
+def make_server(app: Starlette, host: str, port: int) -> Server:
+    """A server that is not running yet."""
+    return Server(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=3,
+            server_header=False,
+            h11_max_incomplete_event_size=64 * 1024,
+        )
+    )

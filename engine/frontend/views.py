@@ -1,0 +1,74 @@
+"""What the outside is shown: rank views, the engine's state, a pending operation. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.frontend.operation_state import Current
+from engine.frontend.rank_table import RankTable
+from engine.ipc.messages import RankStats
+from engine.protocol import OperationView, Phase, Places, RankResult, RankState, RankView
+
+
+def rank_view(
+    table: RankTable, rank: int, stats: RankStats | None, *, now: float, online_s: float
+) -> RankView:
+    """One rank, as the frontend knows it."""
+    seen = table.seen.get(rank)
+    age_s = now - seen.at if seen else 0.0
+    alive = seen is not None and table.lives(rank, seen.inc)
+    places = stats.places if stats else Places()
+    online = alive and age_s < online_s
+    state = seen.view.state if seen else None
+    return RankView(
+        dp_rank=rank,
+        incarnation=table.alive.get(rank, seen.inc if seen else 0),
+        online=online,
+        proven=table.is_proven(rank),
+        idle=online and places.is_idle,
+        places=places,
+        weight_version=state.weight_version if state else "",
+        storage_backend=state.storage_backend if state else None,
+        kv=stats.kv if stats else None,
+        hit_rate=stats.hit_rate if stats else None,
+        decode_tokens_per_s=stats.decode_tokens_per_s if stats else 0.0,
+        running=places.running + places.chunked_prefill,
+        waiting=places.waiting,
+        age_s=max(0.0, age_s),
+        violations=stats.violations_total if stats else 0,
+    )
+
+
+def operation_view(
+    current: Current, stats: Mapping[int, RankStats], *, now: float, held: int
+) -> OperationView:
+    """The pending operation; `awaited_ranks` are those that keep it waiting."""
+    ranks = [_progress(current, rank, stats.get(rank)) for rank in sorted(current.incs)]
+    return OperationView(
+        op_id=current.op_id,
+        kind=current.operation.kind,
+        mode=current.mode,
+        phase=current.phase,
+        attempt=current.att,
+        timeout_s=current.timeout_s,
+        started_clock_s=current.started_at,
+        deadline_clock_s=current.deadline,
+        remaining_s=max(0.0, current.deadline - now),
+        held_requests=held,
+        awaited_ranks=[r.dp_rank for r in ranks if r.state is RankState.WAITING],
+        ranks=ranks,
+        requested_by=current.requested_by,
+    )
+
+
+def _progress(current: Current, rank: int, stats: RankStats | None) -> RankResult:
+    places = stats.places if stats else None
+    if current.phase is Phase.PREPARING:
+        state = RankState.NOT_STARTED
+    elif rank in current.parked or current.phase is not Phase.WAITING_FOR_IDLE:
+        state = RankState.PARKED
+    else:
+        state = RankState.WAITING
+    return RankResult(
+        dp_rank=rank, state=state, message=current.messages.get(rank, ""), places=places
+    )

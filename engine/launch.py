@@ -1,0 +1,200 @@
+"""Parent of the frontend and of all ranks: starts them, restarts what dies, kills what is silent.
+
+It alone knows who is alive, and numbers each rank start with a durable counter, so that no message
+of an earlier process is ever taken for a later one's. When it dies, the kernel ends all children.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from engine.children import ending, start
+from engine.config import EngineConfig, check, write
+from engine.ipc.messages import AskProcesses, KillRank, Processes, RankProcess
+from engine.ipc.wire import decode_to_launch, encode
+from engine.log import get_logger, setup
+
+log = get_logger()
+
+_POLL_MS = 50
+_HEARTBEAT_S = 0.5
+_BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 4.0)
+_MAX_DEATHS = 5
+_DEATH_WINDOW_S = 60.0
+_STOP_S = 8.0
+
+
+@dataclass(slots=True)
+class Child:
+    """One kept process: the frontend, or a rank with its incarnation."""
+
+    name: str
+    rank: int | None
+    process: subprocess.Popen[bytes] | None = None
+    inc: int = 0
+    start_at: float = 0.0
+    deaths: deque[float] = field(default_factory=deque)
+
+
+class Launcher:
+    """Runs until told to stop, or until a child dies too often."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        run_dir = Path(config.run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run_dir.chmod(0o700)
+        self._config_path = str(run_dir / "engine.json")
+        write(config, self._config_path)
+        self._counter = IncarnationCounter(Path(config.journal_path).with_name("incarnations"))
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(config.launch_address)
+        self._frontends: dict[bytes, float] = {}
+        self._children = [Child("frontend", None)] + [
+            Child(f"rank {rank}", rank) for rank in range(config.dp_size)
+        ]
+        self._stopping = False
+        self._told_at = 0.0
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT; returns the exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        status = 0
+        while not self._stopping and status == 0:
+            now = time.monotonic()
+            status = self._keep(now)
+            if self._socket.poll(_POLL_MS):
+                self._receive(now)
+            if now - self._told_at > _HEARTBEAT_S:
+                self._tell(now)
+        self._end_children()
+        self._context.destroy(linger=0)
+        return status
+
+    def _stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def _keep(self, now: float) -> int:
+        """Reap the dead, start the due; non-zero when one dies too often."""
+        changed = False
+        for child in self._children:
+            if child.process is not None and child.process.poll() is not None:
+                changed = True
+                if self._died(child, now):
+                    return 1
+            if child.process is None and now >= child.start_at:
+                changed = True
+                self._start(child)
+        if changed:
+            self._tell(now)
+        return 0
+
+    def _died(self, child: Child, now: float) -> bool:
+        assert child.process is not None
+        how = ending(child.process.returncode)
+        child.process = None
+        child.deaths.append(now)
+        while child.deaths and child.deaths[0] < now - _DEATH_WINDOW_S:
+            child.deaths.popleft()
+        if len(child.deaths) >= _MAX_DEATHS:
+            log.error("child dies too often, stopping", child=child.name, how=how)
+            return True
+        wait_s = _BACKOFF_S[min(len(child.deaths), len(_BACKOFF_S)) - 1]
+        child.start_at = now + wait_s
+        log.warning("child died, restarting", child=child.name, how=how, in_s=wait_s)
+        return False
+
+    def _start(self, child: Child) -> None:
+        arguments = ["frontend", "--config", self._config_path]
+        if child.rank is not None:
+            child.inc = self._counter.next()
+            arguments = ["rank", "--config", self._config_path]
+            arguments += ["--rank", str(child.rank), "--inc", str(child.inc)]
+        child.process = start(arguments)
+        log.info("child started", child=child.name, pid=child.process.pid, inc=child.inc)
+
+    def _receive(self, now: float) -> None:
+        while True:
+            try:
+                peer, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._frontends[peer] = now
+            match decode_to_launch(frame):
+                case AskProcesses():
+                    self._tell(now)
+                case KillRank(rank=rank, inc=inc):
+                    self._kill(rank, inc)
+
+    def _kill(self, rank: int, inc: int) -> None:
+        for child in self._children:
+            if child.rank == rank and child.inc == inc and child.process is not None:
+                log.warning("rank is silent, killing it", child=child.name, inc=inc)
+                child.process.kill()
+
+    def _tell(self, now: float) -> None:
+        self._told_at = now
+        frame = encode(
+            Processes(
+                ranks=[
+                    RankProcess(rank=child.rank, inc=child.inc, alive=child.process is not None)
+                    for child in self._children
+                    if child.rank is not None
+                ]
+            )
+        )
+        self._frontends = {
+            peer: heard for peer, heard in self._frontends.items() if now - heard < 10.0
+        }
+        for peer in self._frontends:
+            self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+
+    def _end_children(self) -> None:
+        """The frontend first: it ends its connections while the ranks still answer."""
+        for group in (self._children[:1], self._children[1:]):
+            running = [child.process for child in group if child.process is not None]
+            for process in running:
+                process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + _STOP_S
+            for process in running:
+                try:
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+class IncarnationCounter:
+    """A number that no rank start ever had before, across all starts of this engine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def next(self) -> int:
+        """The next number, on disk before it is used."""
+        last = int(self._path.read_text()) if self._path.exists() else 0
+        temp = self._path.with_suffix(".new")
+        with temp.open("w") as file:
+            file.write(str(last + 1))
+            file.flush()
+            os.fsync(file.fileno())
+        temp.replace(self._path)
+        return last + 1
+
+
+def main(config: EngineConfig) -> int:
+    """Run an engine; returns the exit status."""
+    setup("launch", config.log_level)
+    return Launcher(check(config)).run()
