@@ -124,6 +124,7 @@ class FakeEngine:
         self.running = 0  # of every rank: 0 is idle
         self.is_ready = True
         self.drop_answers = False  # the effect happens, the Answer is lost
+        self.drop_submits = False  # as if the frame had been lost
         self.drop_everything = False  # hears nothing
         self.refuse_submit: ErrorCode | None = None
         self.fail_ranks: set[int] = set()
@@ -244,6 +245,8 @@ class FakeEngine:
             return
         self.received.append(Received(time.monotonic(), identity, request))
         if self.drop_everything:
+            return
+        if self.drop_submits and isinstance(request.command, Submit):
             return
         reply = self._reply(identity, request)
         if reply is not None:

