@@ -97,8 +97,8 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
         raise ModelFileError(index, f"not a readable index: {error!r}") from error
     shards: dict[Path, set[str] | None] = {}
     for name, file in pairs:
-        if Path(file).name != file:
-            raise ModelFileError(index, f"names a file outside the folder: {file!r}")
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise ModelFileError(index, f"names no safetensors file of the folder: {file!r}")
         names = shards.setdefault(folder / file, set())
         assert names is not None
         names.add(name)
