@@ -55,6 +55,7 @@ class _Sender:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._pending = 0
+        self._is_down = False
         threading.Thread(target=self._loop.run_forever, name="hints", daemon=True).start()
 
     def send(self, group: str, message: dict[str, Any]) -> None:
@@ -69,7 +70,13 @@ class _Sender:
             async with asyncio.timeout(5):
                 await get_channel_layer().group_send(group, message)
         except Exception as error:  # noqa: BLE001  # whatever Redis does, a hint may be lost
-            log.warning("hint lost", group=group, error=repr(error))
+            if not self._is_down:
+                log.warning("hints are lost", group=group, error=repr(error))
+            self._is_down = True
+        else:
+            if self._is_down:
+                log.info("hints are sent again")
+            self._is_down = False
         finally:
             self._pending -= 1
 

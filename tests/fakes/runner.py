@@ -1,0 +1,128 @@
+"""A runner without a model whose answers depend on the whole history, read through the page table.
+
+It stores each token in its page slot and computes the next one from what it reads back. A wrong page
+table, a page shared by mistake or a freed page therefore changes the output or raises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from engine.models.forward_batch import (
+    ForwardBatch,
+    NonFiniteLogitsError,
+    Part,
+    PartResult,
+    TokenLogprobs,
+)
+
+EOS = 256
+
+
+def next_token(history: Sequence[int]) -> int:
+    """What this model says after `history`: any byte, never the end."""
+    digest = hashlib.blake2b(bytes(str(list(history)), "ascii"), digest_size=2).digest()
+    return digest[0]
+
+
+def solo(prompt: Sequence[int], count: int) -> list[int]:
+    """The output of an undisturbed run."""
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(history))
+    return history[len(prompt) :]
+
+
+class FakeRunner:
+    """Implements engine.runner.base.Runner. `script` overrides the model: output index → token."""
+
+    vocab_size = 257
+    eos_ids = frozenset({EOS})
+    weight_version = "default"
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        context_len: int = 64,
+        script: Sequence[int] | None = None,
+    ) -> None:
+        self.num_pages, self.page_size, self.context_len = num_pages, page_size, context_len
+        self.script = script
+        self.steps = 0
+        self.cleared = 0
+        self.emptied = 0
+        self.batches: list[list[tuple[int, int]]] = []  # (start, count) of each part
+        self.nan_after: int | None = None  # a history of this length gives NaN
+        self.before_step: Callable[[], None] = lambda: None
+        self._slots: dict[tuple[int, int], int] = {}
+
+    def forward(self, batch: ForwardBatch) -> list[PartResult]:
+        self.before_step()
+        self.steps += 1
+        self.batches.append([(part.start, len(part.input_ids)) for part in batch.parts])
+        bad = [
+            i
+            for i, part in enumerate(batch.parts)
+            if self.nan_after is not None
+            and part.sample is not None
+            and part.start + len(part.input_ids) == self.nan_after
+        ]
+        if bad:
+            raise NonFiniteLogitsError(bad)
+        for part in batch.parts:
+            self._write(part)
+        return [self._result(part) for part in batch.parts]
+
+    def _write(self, part: Part) -> None:
+        for offset, token in enumerate(part.input_ids):
+            page, slot = divmod(part.start + offset, self.page_size)
+            self._slots[part.pages[page], slot] = token
+
+    def _read(self, part: Part) -> list[int]:
+        history = []
+        for position in range(part.start + len(part.input_ids)):
+            page, slot = divmod(position, self.page_size)
+            history.append(self._slots[part.pages[page], slot])  # KeyError: a freed page is read
+        return history
+
+    def _result(self, part: Part) -> PartResult:
+        history = self._read(part)
+        prompt = []
+        if part.logprobs_from is not None:
+            successors = [*history[1:], *([] if part.next_id is None else [part.next_id])]
+            for row in range(part.start, len(history)):
+                if row < len(successors) and row + 1 >= part.logprobs_from:
+                    prompt.append(TokenLogprobs(token_id=successors[row], logprob=-float(row + 1)))
+        if part.sample is None:
+            return PartResult(next_token=None, prompt=prompt)
+        step = len(part.sample.output_ids)
+        token = next_token(history)
+        if self.script is not None:
+            token = self.script[step] if step < len(self.script) else 65
+        output = None
+        if part.sample.return_logprob:
+            chosen = [(-1.0, token_id) for token_id in part.sample.token_ids_logprob]
+            output = TokenLogprobs(token_id=token, logprob=-0.5, chosen_ids=chosen)
+        return PartResult(next_token=token, output=output, prompt=prompt)
+
+    def clear_kv(self) -> None:
+        self.cleared += 1
+        self._slots.clear()
+
+    def poison_pages(self, pages: list[int]) -> None:
+        for page in pages:
+            for slot in range(self.page_size):
+                self._slots.pop((page, slot), None)
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+
+class ByteDecoder:
+    """Token id = byte value; EOS and anything above is special."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
