@@ -49,12 +49,14 @@ class Operations:
         times: OperationTimes,
         drive: Callable[[], None],
         view: Callable[[Current], OperationView],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._coordinator = coordinator
         self._journal = journal
         self._times = times
         self._drive = drive
         self._view = view
+        self._clock = clock
         self._followers: list[Follower] = []
         self._told: tuple[object, ...] = ()
         self._told_at = 0.0
@@ -82,7 +84,7 @@ class Operations:
         known = self._known(op_id)
         if known is not None:
             return known
-        now = time.monotonic()
+        now = self._clock()
         mode = self._checked_mode(mode, timeout_s)
         if start_by is not None and start_by < now:
             raise ProtocolError(
@@ -173,7 +175,7 @@ class Operations:
         return view if self._coordinator.current is None else self._view(current)
 
     def _pending(self, op_id: str) -> Current:
-        self._coordinator.now = time.monotonic()
+        self._coordinator.now = self._clock()
         current = self._coordinator.current
         if current is not None and current.op_id == op_id:
             return current

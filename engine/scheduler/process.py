@@ -78,6 +78,7 @@ class RankProcess:
             self._participant.tick(now)
             scheduler.step(now)
             self._send_outputs()
+            self._participant.tick(now)  # what was in flight is out: perhaps the rank is idle
             if not scheduler.running:
                 scheduler.check_invariants()
             self._report_if_due(time.monotonic(), times.heartbeat_s)

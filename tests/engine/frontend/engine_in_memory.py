@@ -1,0 +1,188 @@
+"""Coordinator, operations and real rank machines in one process, on a clock that tests move.
+
+Messages are delivered at once; ranks are real Schedulers over FakeRunner. No socket, no sleep.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from engine.config import OperationTimes
+from engine.frontend.coordinator import Coordinator
+from engine.frontend.journal_records import EpochRecord, Identity, JournalIndex, Record
+from engine.frontend.operation_state import Ended, Kill, SendTo
+from engine.frontend.operations import Follower, Operations
+from engine.frontend.rank_table import RankTable
+from engine.frontend.views import operation_view
+from engine.ipc.messages import Report, ServingState
+from engine.protocol import FlushCache, Mode, OperationResult
+from engine.scheduler.control import RankHost
+from engine.scheduler.participant import Participant
+from engine.scheduler.scheduler import Scheduler
+from tests.engine.scheduler.helpers import Seen, ask, make
+from tests.fakes.runner import FakeRunner
+
+
+class MemoryJournal:
+    """Durable enough for a test; `fail_next` makes the next append raise."""
+
+    def __init__(self) -> None:
+        self.index = JournalIndex(initial=ServingState())
+        self.records: list[Record] = []
+        self.error: OSError | None = None
+        self.append(Identity(engine_id="test-engine"))
+        self.append(EpochRecord(number=1, nonce="x"))
+
+    def reserve(self) -> None:
+        if self.error:
+            raise self.error
+
+    def append(self, record: Record) -> None:
+        if self.error:
+            raise self.error
+        self.records.append(record)
+        self.index.apply(record)
+
+
+class Rank:
+    """One rank process, without the process."""
+
+    def __init__(self, engine: Engine, number: int, inc: int) -> None:
+        self.number, self.inc, self.alive, self.deaf = number, inc, True, False
+        self.runner = FakeRunner(num_pages=128, context_len=400)
+        self.scheduler: Scheduler = make(self.runner, is_open=lambda: self.machine.is_open)
+        host = RankHost(self.scheduler)
+        self.machine = Participant(
+            rank=number, inc=inc, host=host, times=engine.times, say=engine.inbox.append
+        )
+        host.participant = self.machine
+        self.seen = Seen()
+
+    def report(self, now: float) -> Report:
+        self.machine.report_due = False
+        return Report(
+            rank=self.number,
+            inc=self.inc,
+            epoch=self.machine.epoch,
+            n=self.machine.next_n(),
+            view=self.machine.view(),
+            lease_left_s=self.machine.lease_left_s(now),
+            stats=self.scheduler.stats(now),
+        )
+
+
+class Engine:
+    """All of it; `advance` moves the clock."""
+
+    def __init__(self, *, dp_size: int = 2) -> None:
+        self.now = 1000.0
+        self.times = OperationTimes()
+        self.inbox: list[object] = []
+        self.journal = MemoryJournal()
+        self.table = RankTable(epoch=1, index=self.journal.index)
+        self.coordinator = Coordinator(
+            dp_size=dp_size, ranks=self.table, times=self.times, journal=self.journal
+        )
+        self.operations = Operations(
+            coordinator=self.coordinator,
+            journal=self.journal,
+            times=self.times,
+            drive=self.settle,
+            clock=lambda: self.now,
+            view=lambda current: operation_view(
+                current,
+                {rank.number: rank.scheduler.stats(self.now) for rank in self.ranks},
+                now=self.now,
+                held=0,
+            ),
+        )
+        self._incs = itertools.count(1)
+        self.ranks = [Rank(self, number, next(self._incs)) for number in range(dp_size)]
+        self.results: dict[str, OperationResult] = {}
+        self.killed: list[int] = []
+        self._settling = False
+        self.settle()
+        for _ in range(4):
+            self.advance(0.5)
+        assert self.coordinator.is_ready
+
+    def settle(self) -> None:
+        """Deliver until nobody has anything to say."""
+        if self._settling:
+            return
+        self._settling = True
+        quiet = 0
+        for _ in range(60):
+            self.coordinator.on_processes({r.number: r.inc for r in self.ranks if r.alive})
+            for rank in self.ranks:
+                if rank.alive and not rank.deaf:
+                    rank.seen.take(rank.scheduler)
+                    rank.machine.tick(self.now)
+                    self.inbox.append(rank.report(self.now))
+            messages, self.inbox[:] = list(self.inbox), []
+            for message in messages:
+                self.coordinator.on_message(message, self.now)  # type: ignore[arg-type]
+            acted = False
+            for action in self.coordinator.step(self.now):
+                acted = True
+                match action:
+                    case SendTo():
+                        rank = self.ranks[action.rank]
+                        if rank.alive and not rank.deaf and rank.inc == action.message.inc:
+                            rank.machine.handle(action.message, self.now)
+                    case Kill():
+                        self.killed.append(action.rank)
+                        self.ranks[action.rank].alive = False
+                    case Ended():
+                        self.results[action.result.op_id] = action.result
+                        self.operations.ended(action.result)
+            quiet = 0 if acted or self.inbox else quiet + 1
+            if quiet == 3:
+                break
+        self._settling = False
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, in ticks."""
+        for _ in range(max(1, round(seconds / 0.05))):
+            self.now += seconds / max(1, round(seconds / 0.05))
+            self.settle()
+
+    def flush(
+        self,
+        op_id: str,
+        timeout_s: float = 0.0,
+        mode: Mode = Mode.WAIT,
+        start_by: float | None = None,
+    ) -> Follower:
+        return self.operations.submit(
+            op_id=op_id,
+            operation=FlushCache(),
+            mode=mode,
+            timeout_s=timeout_s,
+            start_by=start_by,
+        )
+
+    def busy(self, rank: int = 0, rid: str = "busy", max_new: int = 300) -> None:
+        """A generation that runs until `finish`."""
+        ask(self.ranks[rank].scheduler, rid, [1, 2, 3], max_new)
+        self.ranks[rank].scheduler.step(self.now)
+
+    def finish(self, rank: int = 0) -> None:
+        """Run a rank's requests to their end."""
+        scheduler = self.ranks[rank].scheduler
+        while scheduler.has_work:
+            scheduler.step(self.now)
+            self.ranks[rank].seen.take(scheduler)
+        self.ranks[rank].seen.take(scheduler)
+        self.settle()
+
+    def restart_rank(self, number: int) -> None:
+        self.ranks[number] = Rank(self, number, next(self._incs))
+
+    def flushes(self) -> list[int]:
+        """How often each rank's KV was really cleared."""
+        return [rank.runner.cleared for rank in self.ranks]
+
+    def states(self, op_id: str) -> Sequence[str]:
+        return [rank.state.value for rank in self.results[op_id].ranks]
