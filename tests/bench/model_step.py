@@ -2,9 +2,9 @@
 
     python tests/bench/model_step.py [--dtype float32] [--torch] [--threads 2]
 
-Prefill of 512 tokens, then decode steps of 1, 8 and 32 requests at a context of 64 tokens. Both the
-best and the median are printed, with the machine's load before and after: on a shared machine the
-best is the number that means something.
+Prefill of 512 tokens, then decode steps of 1, 8 and 32 requests at contexts of 64 and 512 tokens.
+Both the best and the median are printed, with the machine's load before and after: on a shared
+machine the best is the number that means something.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from engine.ipc.sampling import SamplingParams
@@ -23,7 +24,7 @@ from engine.models.gguf import convert, find_packaged_gguf
 from engine.runner.model_runner import ModelRunner
 
 CACHE = Path(__file__).parents[2] / "var" / "test-cache"
-CONTEXT = 64
+CONTEXTS = (64, 512)
 
 
 def batch(runner: ModelRunner, count: int, new: int, context: int) -> ForwardBatch:
@@ -64,18 +65,22 @@ def main() -> None:
     runner = ModelRunner(
         CACHE / "smollm2",
         dtype=args.dtype,
-        num_pages=1024,
+        num_pages=1100,
         threads=args.threads,
         ext_dir=None if args.torch else CACHE / "ext",
     )
     print(f"{args.dtype}, kernels {runner.kernels}, {args.threads} threads")
     print(f"load {os.getloadavg()[0]:.2f}")
     rows = [("prefill 512", batch(runner, 1, 512, 512), 512)]
-    rows += [(f"decode b{n} ctx {CONTEXT}", batch(runner, n, 1, CONTEXT), n) for n in (1, 8, 32)]
+    rows += [
+        (f"decode b{n} ctx {context}", batch(runner, n, 1, context), n)
+        for context in CONTEXTS
+        for n in (1, 8, 32)
+    ]
     for name, work, tokens in rows:
-        best, median, steps = measure(lambda work=work: runner.forward(work), args.seconds)
+        best, median, steps = measure(partial(runner.forward, work), args.seconds)
         print(
-            f"{name:18} best {best * 1e3:7.2f} ms {tokens / best:6.0f} tok/s   "
+            f"{name:19} best {best * 1e3:7.2f} ms {tokens / best:6.0f} tok/s   "
             f"median {median * 1e3:7.2f} ms {tokens / median:6.0f} tok/s   {steps} steps"
         )
     print(f"load {os.getloadavg()[0]:.2f}")

@@ -117,6 +117,8 @@ def _build_locked(cache_dir: Path, cxx: str, shape: LibraryShape, march: str) ->
         fcntl.flock(lock, fcntl.LOCK_EX)
         if library.exists():
             return library
+        for leftover in cache_dir.glob("quiesce_cpu_*.tmp"):  # of a build that was killed
+            leftover.unlink()
         temporary = library.with_suffix(f".{os.getpid()}.tmp")
         try:
             command = [cxx, *flags, *_openmp_flags(), str(sources / SOURCES[0])]

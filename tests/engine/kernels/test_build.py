@@ -82,6 +82,14 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     assert calls(tmp_path) == 1
 
 
+def test_what_a_killed_build_left_behind_is_removed(tmp_path: Path) -> None:
+    leftover = tmp_path / "cache" / "quiesce_cpu_0123.99.tmp"
+    leftover.parent.mkdir()
+    leftover.write_text("half a library")
+    assert build_library(tmp_path / "cache", SHAPE, compiler=str(fake_compiler(tmp_path)))
+    assert not leftover.exists()
+
+
 def unavailable(tmp_path: Path, **kwargs: str) -> dict:
     shape = kwargs.pop("shape", SHAPE)
     with capture_logs() as logs:
