@@ -18,7 +18,10 @@ def setup(process: str, level: str) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks,
+            # Local variables of a traceback would hold keys and prompts: never shown.
+            structlog.processors.ExceptionRenderer(
+                structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+            ),
             structlog.processors.KeyValueRenderer(
                 key_order=["timestamp", "level", "process", "event"]
             ),

@@ -2,8 +2,8 @@
 
 Decides on plain Python. A node's key is the tokens of its pages as little-endian uint32 bytes, so
 that comparing prefixes is a memcmp. The tree owns the pages of its nodes; a locked node's pages,
-and those of its ancestors, are never evicted. Eviction takes the least recently used leaf: a heap whose
-stale entries are dropped when they surface, O(log n) a leaf.
+and those of its ancestors, are never evicted. Eviction takes the least recently used leaf: a heap
+whose stale entries are dropped when they surface, O(log n) a leaf.
 
 After RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model
 Programs"), written for pages instead of tokens.

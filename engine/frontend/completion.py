@@ -60,11 +60,11 @@ class Completion:
                 )
         finally:
             if not ended:
-                self._requests.leave(self.active.new.rid)
+                self._requests.leave(self.active)
 
     def leave(self) -> None:
-        """End a request whose pieces nobody will read."""
-        self._requests.leave(self.active.new.rid)
+        """End the request, if it has not ended: nobody will read its pieces."""
+        self._requests.leave(self.active)
 
     def _text(self, token_ids: list[int], finish: FinishReason | None) -> str:
         shown = token_ids

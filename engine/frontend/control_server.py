@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import assert_never
+from typing import Any, assert_never
 
 import zmq
 import zmq.asyncio
@@ -82,7 +82,8 @@ class ControlServer:
         """Number an event and send it to whoever listens; never waits."""
         frontend = self._frontend
         event = frontend.events.add(body, time.monotonic())
-        self._events.send(encode_event(event), zmq.NOBLOCK).add_done_callback(_read)
+        sent = asyncio.ensure_future(self._events.send(encode_event(event), zmq.NOBLOCK))
+        sent.add_done_callback(_read)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -210,7 +211,8 @@ class ControlServer:
     def _send(self, peer: bytes, request_id: str, body: Progress | Reply) -> None:
         frame = encode_response(Response(id=request_id, body=body))
         # A peer that left hears nothing; what it asked for goes on and can be queried.
-        self._socket.send_multipart([peer, frame], zmq.NOBLOCK).add_done_callback(_read)
+        sent = asyncio.ensure_future(self._socket.send_multipart([peer, frame], zmq.NOBLOCK))
+        sent.add_done_callback(_read)
 
 
 def _failure(error: ProtocolError) -> Failure:
@@ -223,7 +225,7 @@ def _failure(error: ProtocolError) -> Failure:
     )
 
 
-def _read(future: asyncio.Future[object]) -> None:
+def _read(future: asyncio.Future[Any]) -> None:
     """Take the outcome of a send, so that a peer that left is no unhandled error."""
     if not future.cancelled():
         error = future.exception()

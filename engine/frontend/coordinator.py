@@ -8,7 +8,6 @@ drives this very class. Call `step` after every input and at least every `resend
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import assert_never
 
 from engine.config import OperationTimes
 from engine.frontend.journal_records import Decided, Finished, JournalFullError, Record, Started
@@ -466,8 +465,6 @@ class Coordinator:
             message = Commit(epoch=epoch, inc=inc, op=op, att=att)
         elif kind is Undo:
             message = Undo(epoch=epoch, inc=inc, op=op, att=att)
-        elif kind is Abort:
-            message = Abort(epoch=epoch, inc=inc, op=op)
         else:
-            assert_never(kind)
+            message = Abort(epoch=epoch, inc=inc, op=op)
         self._act(SendTo(rank, message))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -270,7 +271,9 @@ class Frontend:
 
     def _send_to_rank(self, rank: int, message: ToRankMessage) -> None:
         identity = f"rank-{rank}-{message.inc}".encode()
-        future = self._ranks.send_multipart([identity, encode(message)], zmq.NOBLOCK)
+        future = asyncio.ensure_future(
+            self._ranks.send_multipart([identity, encode(message)], zmq.NOBLOCK)
+        )
         # A rank that is not connected hears it again (operations) or is seen to be dead (requests).
         future.add_done_callback(_ignore_unreachable)
 
@@ -289,7 +292,7 @@ class Frontend:
         self.publish(OperationEnded(result=result))
 
 
-def _ignore_unreachable(future: asyncio.Future[object]) -> None:
+def _ignore_unreachable(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         error = future.exception()
         if error is not None and not isinstance(error, zmq.ZMQError):

@@ -6,8 +6,6 @@ of a busy engine adds which places are busy.
 
 from __future__ import annotations
 
-import asyncio
-import math
 import uuid
 from typing import Any
 
@@ -17,8 +15,10 @@ from starlette.responses import Response
 
 from engine.frontend.core import Frontend
 from engine.frontend.http_errors import HTTPError, json_response
+from engine.frontend.http_json import read_json
 from engine.frontend.operations import Follower
 from engine.frontend.query import flag, no_others, number, one
+from engine.frontend.streams import unless_gone
 from engine.protocol import (
     MAX_TIMEOUT_S,
     ErrorCode,
@@ -83,18 +83,10 @@ async def _wait(
     request: Request, frontend: Frontend, follower: Follower, *, is_owned: bool
 ) -> OperationResult | None:
     """The result; None when the caller left first (an operation without an id ends with it)."""
-    done = asyncio.ensure_future(frontend.operations.result(follower))
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if done.done():
-            return done.result()
-        if is_owned:
-            _cancel_if_possible(frontend, follower.op_id)
-        return None
-    finally:
-        gone.cancel()
-        done.cancel()
+    result = await unless_gone(request, frontend.operations.result(follower))
+    if result is None and is_owned:
+        _cancel_if_possible(frontend, follower.op_id)
+    return result
 
 
 def _cancel_if_possible(frontend: Frontend, op_id: str) -> None:
@@ -103,13 +95,6 @@ def _cancel_if_possible(frontend: Frontend, op_id: str) -> None:
     except ProtocolError as error:
         if error.code not in (ErrorCode.NOT_CANCELLABLE, ErrorCode.UNKNOWN_OPERATION):
             raise
-
-
-async def _disconnected(request: Request) -> None:
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            return
 
 
 def _flush_answer(request: Request, result: OperationResult) -> Response:
@@ -190,7 +175,7 @@ async def change_operation(request: Request) -> Response:
     operations = request.app.state.frontend.operations
     try:
         if act == "extend":
-            view = operations.extend(op_id, await _by_s(request))
+            view = operations.extend(op_id, (await read_json(request, _Extend)).by_s)
         elif act == "cancel":
             view = operations.cancel(op_id)
         elif act == "force":
@@ -206,16 +191,6 @@ class _Extend(msgspec.Struct, forbid_unknown_fields=True):
     by_s: float
 
 
-async def _by_s(request: Request) -> float:
-    try:
-        by_s = msgspec.json.decode(await request.body(), type=_Extend).by_s
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise HTTPError(400, f'expected {{"by_s": seconds}}: {error}', param="by_s") from error
-    if not math.isfinite(by_s):
-        raise HTTPError(400, "by_s must be finite", param="by_s")
-    return by_s
-
-
 # ---- abort -----------------------------------------------------------------------------------
 
 
@@ -227,10 +202,7 @@ class _Abort(msgspec.Struct, forbid_unknown_fields=True):
 
 async def abort_request(request: Request) -> Response:
     """POST /abort_request {"rid": id} | {"abort_all": true}: exact ids, and how many ended."""
-    try:
-        body = msgspec.json.decode(await request.body(), type=_Abort)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise HTTPError(400, f"abort_request: {error}") from error
+    body = await read_json(request, _Abort)
     requests = request.app.state.frontend.requests
     message = body.abort_message or "Aborted"
     if body.abort_all:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.frontend import http_admin, http_generate, http_info
+from engine.frontend import http_admin, http_generate, http_info, http_openai
 from engine.frontend.core import Frontend
 from engine.frontend.http_auth import Access, refusal
 from engine.frontend.http_errors import HTTPError, Shape, error_response, json_response
@@ -27,7 +27,18 @@ READ = ["GET"]
 POST = ["POST"]
 ROUTES: list[tuple[str, Handler, list[str], Access]] = [
     ("/health", http_info.health, READ, Access.OPEN),
+    ("/health_generate", http_info.health_generate, READ, Access.OPEN),
+    ("/metrics", http_info.metrics, READ, Access.OPEN),
     ("/generate", http_generate.generate, ["POST", "PUT"], Access.NORMAL),
+    ("/v1/completions", http_openai.completions, POST, Access.NORMAL),
+    ("/v1/chat/completions", http_openai.chat_completions, POST, Access.NORMAL),
+    ("/v1/models", http_info.models, READ, Access.NORMAL),
+    ("/v1/models/{model_id:path}", http_info.model, READ, Access.NORMAL),
+    ("/v1/loads", http_info.loads, READ, Access.NORMAL),
+    ("/model_info", http_info.model_info, READ, Access.NORMAL),
+    ("/get_model_info", http_info.model_info, READ, Access.NORMAL),
+    ("/server_info", http_info.server_info, READ, Access.NORMAL),
+    ("/get_server_info", http_info.server_info, READ, Access.NORMAL),
     ("/flush_cache", http_admin.flush_cache, ["GET", "POST"], Access.ADMIN),
     ("/abort_request", http_admin.abort_request, POST, Access.ADMIN),
     ("/operations", http_admin.list_operations, READ, Access.ADMIN),

@@ -19,7 +19,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of every record."""
 
 
-class Identity(Struct, tag="identity"):
+class Identity(Struct, frozen=True, kw_only=True, tag="identity"):
     """First record of a journal: which engine this is."""
 
     engine_id: str
@@ -27,7 +27,7 @@ class Identity(Struct, tag="identity"):
     format: int = 1
 
 
-class EpochRecord(Struct, tag="epoch"):
+class EpochRecord(Struct, frozen=True, kw_only=True, tag="epoch"):
     """A frontend started."""
 
     number: int
@@ -39,7 +39,7 @@ class EpochRecord(Struct, tag="epoch"):
         return f"{self.number}-{self.nonce}"
 
 
-class Started(Struct, tag="started"):
+class Started(Struct, frozen=True, kw_only=True, tag="started"):
     """An operation was taken: nothing has been sent yet."""
 
     op: int
@@ -54,7 +54,7 @@ class Started(Struct, tag="started"):
     requested_by: str = ""
 
 
-class Decided(Struct, tag="decided"):
+class Decided(Struct, frozen=True, kw_only=True, tag="decided"):
     """No turning back (commit), or every rank is to take it back (undo)."""
 
     op: int
@@ -62,7 +62,7 @@ class Decided(Struct, tag="decided"):
     att: int
 
 
-class Finished(Struct, tag="finished"):
+class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
     """The end of an operation; `result` is what every later question gets."""
 
     op: int
@@ -70,7 +70,7 @@ class Finished(Struct, tag="finished"):
     result: OperationResult
 
 
-class Sealed(Struct, tag="sealed"):
+class Sealed(Struct, frozen=True, kw_only=True, tag="sealed"):
     """This id was asked about before it was seen: it will never run."""
 
     op_id: str

@@ -13,7 +13,7 @@ from engine.ipc.messages import Word
 from engine.protocol import Outcome, Phase, Places, RankResult, RankState
 
 if TYPE_CHECKING:
-    from engine.frontend.coordinator import Current, Seen
+    from engine.frontend.operation_state import Current, Seen
 
 
 class RankEnd(StrEnum):

@@ -114,11 +114,12 @@ class RequestManager:
         """True when so many more requests would be taken."""
         return len(self._held) + count <= self._max_held or not self._held
 
-    def leave(self, rid: str) -> None:
-        """The client is gone: end the request, without a word to anybody."""
-        active = self._active.pop(rid, None)
-        if active is None:
+    def leave(self, active: Active) -> None:
+        """Nobody reads this request any more: end it without a word. Harmless after its end."""
+        rid = active.new.rid
+        if self._active.get(rid) is not active:
             return
+        del self._active[rid]
         self.num_aborted_total += 1
         if self._held.pop(rid, None) is None:
             self._tell_rank(active, "client disconnected")

@@ -18,7 +18,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of every private message."""
 
 
-class ServingState(Struct):
+class ServingState(Struct, frozen=True, kw_only=True):
     """What an operation may change for good, and what a rank must prove before it serves."""
 
     weight_version: str = "default"
@@ -60,18 +60,18 @@ class Word(StrEnum):
 # ---- frontend → rank -------------------------------------------------------------------------
 
 
-class ToRank(Struct):
+class ToRank(Struct, frozen=True, kw_only=True):
     """Header of everything a frontend sends: its epoch, and the incarnation it means."""
 
     epoch: int
     inc: int
 
 
-class AskState(ToRank, tag="ask_state"):
+class AskState(ToRank, frozen=True, kw_only=True, tag="ask_state"):
     """Report now. Also the greeting of a newborn rank, which learns the epoch from it."""
 
 
-class Prepare(ToRank, tag="prepare"):
+class Prepare(ToRank, frozen=True, kw_only=True, tag="prepare"):
     """Validate and stage, while serving. Nothing visible."""
 
     op: int
@@ -80,7 +80,7 @@ class Prepare(ToRank, tag="prepare"):
     lease_s: float
 
 
-class Park(ToRank, tag="park"):
+class Park(ToRank, frozen=True, kw_only=True, tag="park"):
     """Become idle as `mode` says and admit nothing from then on."""
 
     op: int
@@ -89,41 +89,41 @@ class Park(ToRank, tag="park"):
     lease_s: float
 
 
-class Commit(ToRank, tag="commit"):
+class Commit(ToRank, frozen=True, kw_only=True, tag="commit"):
     """Make it so. Sent only after the decision is on disk."""
 
     op: int
     att: int
 
 
-class Undo(ToRank, tag="undo"):
+class Undo(ToRank, frozen=True, kw_only=True, tag="undo"):
     """Take a commit back."""
 
     op: int
     att: int
 
 
-class Abort(ToRank, tag="abort"):
+class Abort(ToRank, frozen=True, kw_only=True, tag="abort"):
     """The operation ends without effect; a PREPARE still under way will be refused."""
 
     op: int
 
 
-class Release(ToRank, tag="release"):
+class Release(ToRank, frozen=True, kw_only=True, tag="release"):
     """The operation has ended; serve again, or stay fenced."""
 
     op: int
     serve: bool
 
 
-class Converge(ToRank, tag="converge"):
+class Converge(ToRank, frozen=True, kw_only=True, tag="converge"):
     """Take this state before serving. `op` is the newest ended operation."""
 
     op: int
     desired: ServingState
 
 
-class Generate(ToRank, tag="generate"):
+class Generate(ToRank, frozen=True, kw_only=True, tag="generate"):
     """One request, tokenized and validated."""
 
     rid: str
@@ -138,7 +138,7 @@ class Generate(ToRank, tag="generate"):
     waited_s: float = 0.0
 
 
-class AbortRequest(ToRank, tag="abort_request"):
+class AbortRequest(ToRank, frozen=True, kw_only=True, tag="abort_request"):
     """End one request now; its finish follows with reason abort."""
 
     rid: str
@@ -152,7 +152,7 @@ ToRankMessage = ControlMessage | Generate | AbortRequest
 # ---- rank → frontend -------------------------------------------------------------------------
 
 
-class View(Struct):
+class View(Struct, frozen=True, kw_only=True):
     """A rank's own word on where it stands, in every message it sends about operations."""
 
     state: ServingState | None
@@ -161,7 +161,7 @@ class View(Struct):
     closed: bool  # admits nothing
 
 
-class FromRank(Struct):
+class FromRank(Struct, frozen=True, kw_only=True):
     """Header of everything a rank sends."""
 
     rank: int
@@ -170,7 +170,7 @@ class FromRank(Struct):
     n: int
 
 
-class RankStats(Struct):
+class RankStats(Struct, frozen=True, kw_only=True):
     """Counts and gauges of one rank; counters only grow within an incarnation."""
 
     places: Places
@@ -190,7 +190,7 @@ class RankStats(Struct):
     violation: str = ""
 
 
-class Report(FromRank, tag="report"):
+class Report(FromRank, frozen=True, kw_only=True, tag="report"):
     """Heartbeat and answer to AskState."""
 
     view: View
@@ -198,7 +198,7 @@ class Report(FromRank, tag="report"):
     stats: RankStats
 
 
-class Said(FromRank, tag="said"):
+class Said(FromRank, frozen=True, kw_only=True, tag="said"):
     """An answer about operation `op`."""
 
     view: View
@@ -209,7 +209,7 @@ class Said(FromRank, tag="said"):
     places: Places | None = None
 
 
-class FinishReason(Struct):
+class FinishReason(Struct, frozen=True, kw_only=True):
     """Why a request ended: stop (matched), length, or abort (message, HTTP status or None)."""
 
     type: str
@@ -218,7 +218,7 @@ class FinishReason(Struct):
     status_code: int | None = None
 
 
-class LogprobEntry(Struct):
+class LogprobEntry(Struct, frozen=True, kw_only=True):
     """Log probabilities of one position; `logprob` None for the first prompt token."""
 
     token_id: int
@@ -227,7 +227,7 @@ class LogprobEntry(Struct):
     chosen: list[tuple[float, int]] = []
 
 
-class TokenOut(Struct):
+class TokenOut(Struct, frozen=True, kw_only=True):
     """New tokens of one request. `start` is the index of the first of them in its output."""
 
     rid: str
@@ -241,20 +241,20 @@ class TokenOut(Struct):
     finish: FinishReason | None = None
 
 
-class Tokens(FromRank, tag="tokens"):
+class Tokens(FromRank, frozen=True, kw_only=True, tag="tokens"):
     """What one step produced, all requests together."""
 
     items: list[TokenOut]
 
 
-class Loading(FromRank, tag="loading"):
+class Loading(FromRank, frozen=True, kw_only=True, tag="loading"):
     """A rank that starts says how far it is."""
 
     what: str
     share: float
 
 
-class Ready(FromRank, tag="ready"):
+class Ready(FromRank, frozen=True, kw_only=True, tag="ready"):
     """A rank has loaded its model: the facts the frontend checks requests against."""
 
     num_pages: int
@@ -272,7 +272,7 @@ FromRankMessage = Report | Said | Tokens | Loading | Ready
 # ---- frontend ↔ launch -----------------------------------------------------------------------
 
 
-class RankProcess(Struct):
+class RankProcess(Struct, frozen=True, kw_only=True):
     """What `launch` knows of one rank: it alone knows who is alive."""
 
     rank: int
@@ -280,18 +280,18 @@ class RankProcess(Struct):
     alive: bool
 
 
-class AskProcesses(Struct, tag="ask_processes"):
+class AskProcesses(Struct, frozen=True, kw_only=True, tag="ask_processes"):
     """Frontend → launch: which ranks live?"""
 
 
-class KillRank(Struct, tag="kill_rank"):
+class KillRank(Struct, frozen=True, kw_only=True, tag="kill_rank"):
     """Frontend → launch: SIGKILL this incarnation, if it still lives."""
 
     rank: int
     inc: int
 
 
-class Processes(Struct, tag="processes"):
+class Processes(Struct, frozen=True, kw_only=True, tag="processes"):
     """Launch → frontend: the ranks, at once after each change and as heartbeat."""
 
     ranks: list[RankProcess]

@@ -11,7 +11,7 @@ from engine.protocol.types import MAX_TIMEOUT_S, Mode, OperationId, OperationKin
 Timeout = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIMEOUT_S)]
 
 
-class FlushCache(Struct, tag="flush_cache"):
+class FlushCache(Struct, frozen=True, kw_only=True, tag="flush_cache"):
     """Drop L1 and L2 on every rank: tree, pools, counters. L3 stays."""
 
     empty_cache: bool = True  # also hand cached device memory back to the driver
@@ -26,14 +26,14 @@ class FlushCache(Struct, tag="flush_cache"):
 Operation = FlushCache
 
 
-class Hello(Struct, tag="hello"):
+class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     """First command of a conversation; answered by Welcome."""
 
     protocol_version: int
     client: ShortText = ""
 
 
-class Submit(Struct, tag="submit"):
+class Submit(Struct, frozen=True, kw_only=True, tag="submit"):
     """Start an exclusive operation. Answered by Progress (0..n), then one Answer or Failure.
 
     A repeated `op_id` is not run again: it follows the open operation, or gets the recorded result.
@@ -48,43 +48,43 @@ class Submit(Struct, tag="submit"):
     requested_by: ShortText = ""
 
 
-class Query(Struct, tag="query"):
+class Query(Struct, frozen=True, kw_only=True, tag="query"):
     """Ask what became of an operation. With `seal`, an id never seen will never run."""
 
     op_id: OperationId
     seal: bool = True
 
 
-class ListOperations(Struct, tag="list_operations"):
+class ListOperations(Struct, frozen=True, kw_only=True, tag="list_operations"):
     """All open operations and the newest finished ones."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
 
-class Extend(Struct, tag="extend"):
+class Extend(Struct, frozen=True, kw_only=True, tag="extend"):
     """Move the deadline of a waiting operation by `by_s` seconds (negative shortens it)."""
 
     op_id: OperationId
     by_s: Annotated[float, msgspec.Meta(ge=-MAX_TIMEOUT_S, le=MAX_TIMEOUT_S)]
 
 
-class Cancel(Struct, tag="cancel"):
+class Cancel(Struct, frozen=True, kw_only=True, tag="cancel"):
     """End a waiting operation without effect. Refused once the decision to commit is recorded."""
 
     op_id: OperationId
 
 
-class Force(Struct, tag="force"):
+class Force(Struct, frozen=True, kw_only=True, tag="force"):
     """Take the next harsher mode: if_idle, wait → drain → abort; retract → abort."""
 
     op_id: OperationId
 
 
-class Snapshot(Struct, tag="snapshot"):
+class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):
     """The engine's state now, with the sequence number of the last event it contains."""
 
 
-class Replay(Struct, tag="replay"):
+class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
     """Events after `after_seq` of this epoch, as far as the ring still holds them."""
 
     epoch: str
@@ -94,7 +94,7 @@ class Replay(Struct, tag="replay"):
 Command = Hello | Submit | Query | ListOperations | Extend | Cancel | Force | Snapshot | Replay
 
 
-class Request(Struct):
+class Request(Struct, frozen=True, kw_only=True):
     """One frame towards the engine. `id` is the caller's and comes back in each response."""
 
     id: OperationId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.protocol.types import OperationResult, OperationView, RankView, Struct
 
 
-class EngineState(Struct):
+class EngineState(Struct, frozen=True, kw_only=True):
     """Everything a page shows of an engine, at one moment."""
 
     engine_id: str
@@ -21,19 +21,19 @@ class EngineState(Struct):
     http_address: str
 
 
-class StateChanged(Struct, tag="state_changed"):
+class StateChanged(Struct, frozen=True, kw_only=True, tag="state_changed"):
     """Sent at each change of a rank's or the engine's state, and as heartbeat every 0.5 s."""
 
     state: EngineState
 
 
-class OperationChanged(Struct, tag="operation_changed"):
+class OperationChanged(Struct, frozen=True, kw_only=True, tag="operation_changed"):
     """An open operation moved: phase, attempt, deadline or a rank's part."""
 
     operation: OperationView
 
 
-class OperationEnded(Struct, tag="operation_ended"):
+class OperationEnded(Struct, frozen=True, kw_only=True, tag="operation_ended"):
     """An operation ended; the same result as its Answer."""
 
     result: OperationResult
@@ -42,7 +42,7 @@ class OperationEnded(Struct, tag="operation_ended"):
 EventBody = StateChanged | OperationChanged | OperationEnded
 
 
-class Event(Struct):
+class Event(Struct, frozen=True, kw_only=True):
     """One frame of the event stream. `seq` grows by one within an epoch: a gap is a loss."""
 
     epoch: str

@@ -7,7 +7,7 @@ from engine.protocol.events import EngineState, Event
 from engine.protocol.types import OperationResult, OperationView, QueryStatus, Struct
 
 
-class Welcome(Struct, tag="welcome"):
+class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
     """Answer to Hello. `engine_id` names the journal, `epoch` this start of the frontend."""
 
     protocol_version: int
@@ -19,19 +19,19 @@ class Welcome(Struct, tag="welcome"):
     ready: bool  # recovery is over: commands are taken
 
 
-class Progress(Struct, tag="progress"):
+class Progress(Struct, frozen=True, kw_only=True, tag="progress"):
     """An operation moved. Not the last message of a Submit."""
 
     operation: OperationView
 
 
-class Answer(Struct, tag="answer"):
+class Answer(Struct, frozen=True, kw_only=True, tag="answer"):
     """The recorded end of an operation. The last message of a Submit."""
 
     result: OperationResult
 
 
-class QueryAnswer(Struct, tag="query_answer"):
+class QueryAnswer(Struct, frozen=True, kw_only=True, tag="query_answer"):
     """What the journal knows; `operation` when open, `result` when finished."""
 
     op_id: str
@@ -41,33 +41,33 @@ class QueryAnswer(Struct, tag="query_answer"):
     result: OperationResult | None = None
 
 
-class OperationList(Struct, tag="operation_list"):
+class OperationList(Struct, frozen=True, kw_only=True, tag="operation_list"):
     """Open operations, then finished ones, newest first."""
 
     open: list[OperationView]
     finished: list[OperationResult]
 
 
-class Accepted(Struct, tag="accepted"):
+class Accepted(Struct, frozen=True, kw_only=True, tag="accepted"):
     """Extend, cancel or force was taken; what it led to comes as Progress and Answer."""
 
     operation: OperationView
 
 
-class StateAnswer(Struct, tag="state"):
+class StateAnswer(Struct, frozen=True, kw_only=True, tag="state"):
     """Answer to Snapshot."""
 
     state: EngineState
 
 
-class EventList(Struct, tag="events"):
+class EventList(Struct, frozen=True, kw_only=True, tag="events"):
     """Answer to Replay. `complete` is false when the ring no longer reaches back that far."""
 
     events: list[Event]
     complete: bool
 
 
-class Failure(Struct, tag="failure"):
+class Failure(Struct, frozen=True, kw_only=True, tag="failure"):
     """The command was refused; nothing changed."""
 
     code: ErrorCode
@@ -82,7 +82,7 @@ Reply = (
 )
 
 
-class Response(Struct):
+class Response(Struct, frozen=True, kw_only=True):
     """One frame towards the caller: `id` of the request, and its Progress or Reply."""
 
     id: str

@@ -97,7 +97,7 @@ class QueryStatus(StrEnum):
     TOO_OLD = "too_old"
 
 
-class Places(Struct):
+class Places(Struct, frozen=True, kw_only=True):
     """How many items each place of a rank holds; all zero is fully idle."""
 
     running: int = 0
@@ -119,7 +119,7 @@ class Places(Struct):
         return " ".join(f"{name}={getattr(self, name)}" for name in PLACES)
 
 
-class KVUsage(Struct):
+class KVUsage(Struct, frozen=True, kw_only=True):
     """Pages of one rank's device pool: free + evictable + locked + held = total, always."""
 
     total_pages: int
@@ -135,7 +135,7 @@ class KVUsage(Struct):
         return self.locked_pages + self.held_pages
 
 
-class RankView(Struct):
+class RankView(Struct, frozen=True, kw_only=True):
     """The newest report of one DP rank, as the frontend knows it."""
 
     dp_rank: int
@@ -155,7 +155,7 @@ class RankView(Struct):
     violations: int = 0  # times the page invariant did not hold at idle
 
 
-class RankResult(Struct):
+class RankResult(Struct, frozen=True, kw_only=True):
     """One rank's part in an operation."""
 
     dp_rank: int
@@ -164,7 +164,7 @@ class RankResult(Struct):
     places: Places | None = None
 
 
-class OperationView(Struct):
+class OperationView(Struct, frozen=True, kw_only=True):
     """An open operation, for lists and live pages."""
 
     op_id: str
@@ -182,7 +182,7 @@ class OperationView(Struct):
     requested_by: str = ""
 
 
-class OperationResult(Struct):
+class OperationResult(Struct, frozen=True, kw_only=True):
     """How an operation ended, on every rank. The same bytes each time it is asked for."""
 
     op_id: str

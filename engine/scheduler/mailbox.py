@@ -1,4 +1,4 @@
-"""A rank's socket to the frontend: never blocks the scheduler, loses nothing while the peer lives."""
+"""A rank's socket to the frontend: never blocks, loses nothing while the peer lives."""
 
 from __future__ import annotations
 

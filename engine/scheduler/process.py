@@ -19,8 +19,8 @@ from engine.ipc.messages import (
     Ready,
     Report,
     Said,
-    ToRankMessage,
     Tokens,
+    ToRankMessage,
 )
 from engine.log import get_logger, setup
 from engine.protocol import Places
@@ -126,9 +126,9 @@ class RankProcess:
         places, view = self._scheduler.places(), self._participant.view()
         before, before_view = self._reported
         changed = view != before_view or before is None or before.is_idle != places.is_idle
-        if not changed and not self._participant.report_due:
-            if now - self._reported_at < heartbeat_s:
-                return
+        due = self._participant.report_due or now - self._reported_at >= heartbeat_s
+        if not changed and not due:
+            return
         self._participant.report_due = False
         self._reported, self._reported_at = (places, view), now
         self._mailbox.send_if_heard(

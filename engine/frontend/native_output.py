@@ -1,0 +1,141 @@
+"""/generate's replies: text, output_ids, meta_info, in SGLang's shape. Pure but for the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from engine.frontend.completion import Completion, Piece
+from engine.frontend.http_errors import HTTPError
+from engine.ipc.messages import FinishReason, LogprobEntry
+
+
+class NativeOutput:
+    """Gathers one request's pieces; `body` is its reply so far (or at the end)."""
+
+    def __init__(
+        self,
+        completion: Completion,
+        *,
+        token_text: Callable[[int], str] | None,
+        with_prompt_ids: bool = False,
+    ) -> None:
+        self._completion = completion
+        self._new = completion.active.new
+        self._token_text = token_text
+        self._with_prompt_ids = with_prompt_ids
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self._output: list[LogprobEntry] = []
+        self._prompt: list[LogprobEntry] = []
+        self._versions: list[dict[str, Any]] = []
+        self._last: Piece | None = None
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """Why it ended, once it has."""
+        return self._last.finish if self._last else None
+
+    def add(self, piece: Piece) -> None:
+        """Take one piece."""
+        if piece.token_ids or not self._versions:
+            self._note_version(piece)
+        self._text.append(piece.text)
+        self._ids += piece.token_ids
+        self._output += piece.logprobs
+        self._prompt += piece.prompt_logprobs
+        self._last = piece
+
+    def _note_version(self, piece: Piece) -> None:
+        start, end = len(self._ids), len(self._ids) + len(piece.token_ids)
+        if self._versions and self._versions[-1]["version"] == piece.weight_version:
+            self._versions[-1]["end"] = end
+        else:
+            self._versions.append({"version": piece.weight_version, "start": start, "end": end})
+
+    def body(self) -> dict[str, Any]:
+        """The reply."""
+        body: dict[str, Any] = {
+            "text": "".join(self._text),
+            "output_ids": list(self._ids),
+            "meta_info": self._meta(),
+        }
+        if self._with_prompt_ids:
+            body["prompt_token_ids"] = self._new.input_ids
+        return body
+
+    def error(self) -> HTTPError | None:
+        """A request that ended with a status of its own is an error, not an answer."""
+        finish = self.finish
+        if finish is None or finish.type != "abort" or finish.status_code is None:
+            return None
+        retry = 1 if finish.status_code == 503 else None
+        return HTTPError(finish.status_code, finish.message, retry_after_s=retry)
+
+    def _meta(self) -> dict[str, Any]:
+        last, active = self._last, self._completion.active
+        assert last is not None
+        meta: dict[str, Any] = {
+            "id": self._new.rid,
+            "finish_reason": finish_json(last.finish, len(self._ids)),
+            "prompt_tokens": len(self._new.input_ids),
+            "weight_version": last.weight_version,
+            "num_retractions": last.retractions,
+            "reasoning_tokens": 0,
+            "completion_tokens": len(self._ids),
+            "cached_tokens": last.cached_tokens,
+            "cached_tokens_details": None,
+            "dp_rank": active.rank,
+        }
+        if self._new.return_logprob:
+            meta |= self._logprobs()
+        if last.finish is not None:
+            now = time.monotonic()
+            meta["weight_versions"] = self._versions
+            meta["e2e_latency"] = now - active.received_at
+            if active.first_token_at is not None:
+                meta["first_token_latency"] = active.first_token_at - active.received_at
+        return meta
+
+    def _logprobs(self) -> dict[str, Any]:
+        new = self._new
+        output = self._output[: len(self._ids)]
+        found: dict[str, Any] = {
+            "input_token_logprobs": [self._triple(e.logprob, e.token_id) for e in self._prompt],
+            "output_token_logprobs": [self._triple(e.logprob, e.token_id) for e in output],
+            "output_token_logprobs_length": len(output),
+        }
+        if new.top_logprobs_num:
+            found["input_top_logprobs"] = [self._pairs(e, e.top) for e in self._prompt]
+            found["output_top_logprobs"] = [self._pairs(e, e.top) for e in output]
+        if new.token_ids_logprob:
+            found["input_token_ids_logprobs"] = [self._pairs(e, e.chosen) for e in self._prompt]
+            # A prefill-only request has no token, but the scores of the next one.
+            found["output_token_ids_logprobs"] = [self._pairs(e, e.chosen) for e in self._output]
+        return found
+
+    def _pairs(self, entry: LogprobEntry, pairs: list[tuple[float, int]]) -> list[Any] | None:
+        if entry.logprob is None:
+            return None
+        return [self._triple(logprob, token_id) for logprob, token_id in pairs]
+
+    def _triple(self, logprob: float | None, token_id: int) -> list[Any]:
+        text = self._token_text(token_id) if self._token_text else None
+        return [logprob, token_id, text]
+
+
+def finish_json(finish: FinishReason | None, length: int) -> dict[str, Any] | None:
+    """A finish reason in SGLang's shape."""
+    if finish is None:
+        return None
+    if finish.type == "length":
+        return {"type": "length", "length": length}
+    if finish.type == "stop":
+        return {"type": "stop", "matched": finish.matched}
+    return {
+        "type": "abort",
+        "message": finish.message,
+        "status_code": finish.status_code,
+        "err_type": None,
+    }

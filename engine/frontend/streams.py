@@ -1,0 +1,107 @@
+"""Several completions as one stream, and server-sent events. Knows no reply format."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from engine.frontend.completion import Completion, Piece
+from engine.frontend.core import Frontend
+from engine.frontend.http_errors import HTTPError
+from engine.frontend.requests import DuplicateRequestError, NewRequest, QueueFullError
+from engine.tokens.tokenizer import Tokenizer
+
+_T = TypeVar("_T")
+DONE = b"data: [DONE]\n\n"
+
+
+def submit_all(
+    frontend: Frontend, tokenizer: Tokenizer, requests: Sequence[NewRequest]
+) -> list[Completion]:
+    """Submit all or none. Raises HTTPError."""
+    if not frontend.requests.has_room(len(requests)):
+        raise _full()
+    submitted: list[Completion] = []
+    try:
+        for new in requests:
+            submitted.append(Completion(frontend.requests, tokenizer, new))
+    except DuplicateRequestError as error:
+        _leave_all(submitted)
+        raise HTTPError(400, f"Duplicate request ID detected: {error}", param="rid") from error
+    except QueueFullError as error:
+        _leave_all(submitted)
+        raise _full() from error
+    return submitted
+
+
+def _full() -> HTTPError:
+    return HTTPError(503, "The request queue is full.", retry_after_s=1)
+
+
+def _leave_all(completions: Sequence[Completion]) -> None:
+    for completion in completions:
+        completion.leave()
+
+
+async def merged(completions: Sequence[Completion]) -> AsyncIterator[tuple[int, Piece]]:
+    """Pieces of all completions as they come, each with its index; ends all when left."""
+    queue: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
+
+    async def pump(index: int, completion: Completion) -> None:
+        async for piece in completion.pieces():
+            queue.put_nowait((index, piece))
+        queue.put_nowait(None)
+
+    tasks = [asyncio.ensure_future(pump(i, c)) for i, c in enumerate(completions)]
+    open_count = len(tasks)
+    try:
+        while open_count:
+            item = await queue.get()
+            if item is None:
+                open_count -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        _leave_all(completions)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless_gone(request: Request, work: Awaitable[_T]) -> _T | None:
+    """The outcome of `work`; None when the client leaves first, which cancels it."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        return None
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+def event(body: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def event_stream(items: AsyncIterator[bytes]) -> StreamingResponse:
+    """A reply of server-sent events; the iterator is closed when the client leaves."""
+    return StreamingResponse(
+        items,
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )
