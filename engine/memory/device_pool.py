@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.memory.host_arena import HostArena
 from engine.memory.kv_layout import KVLayout
 
 
@@ -24,11 +25,16 @@ class DevicePool:
         self.layout = layout
         self.num_layers = num_layers
         self.num_pages = num_pages
-        self.k = [self._zeros(layout.k_page_shape, device) for _ in range(num_layers)]
-        self.v = [self._zeros(layout.v_page_shape, device) for _ in range(num_layers)]
+        arena = HostArena(num_pages * layout.page_bytes(num_layers))
 
-    def _zeros(self, page_shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        return torch.zeros(self.num_pages, *page_shape, dtype=self.layout.dtype, device=device)
+        def zeros(page_shape: tuple[int, ...]) -> torch.Tensor:
+            shape = (num_pages, *page_shape)
+            if device.type == "cpu":
+                return arena.zeros(shape, layout.dtype)
+            return torch.zeros(shape, dtype=layout.dtype, device=device)
+
+        self.k = [zeros(layout.k_page_shape) for _ in range(num_layers)]
+        self.v = [zeros(layout.v_page_shape) for _ in range(num_layers)]
 
     def page_bytes(self) -> int:
         """Bytes of one page over all layers."""

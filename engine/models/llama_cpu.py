@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from engine.kernels.cpu.library import CLayer, CPULibrary, CShape, CStep, CTables, CTokens
 from engine.memory.device_pool import DevicePool
+from engine.memory.host_arena import HostArena
 from engine.memory.kv_layout import KVLayout
 from engine.models.base import TensorSource
 from engine.models.config import ModelConfig
@@ -23,6 +24,7 @@ from engine.models.rope import rope_tables
 from engine.models.step_inputs import StepInputs
 
 MAX_HEADS_PER_KV_HEAD = 12  # MAX_ROWS of attention.h
+WEIGHT_SLAB_BYTES = 64 << 20
 
 
 def why_unsupported(config: ModelConfig) -> str | None:
@@ -48,6 +50,7 @@ class LlamaCPU:
             config.num_kv_heads, config.head_dim, page_size, dtype, is_interleaved=True
         )
         self._rope = rope_tables(config, config.context_len)
+        self._arena = HostArena(WEIGHT_SLAB_BYTES)
         self._top: TopWeights | None = None
         self._layers: list[LayerWeights] = []
         self._pool: DevicePool | None = None
@@ -55,39 +58,42 @@ class LlamaCPU:
 
     def load(self, source: TensorSource) -> None:
         """Pack the weights; over the present ones if there are, so that pointers stay valid."""
-        config, pack = self._config, self._library.pack
-        top = top_weights(source, config, self._dtype)
+        top = top_weights(source, self._config, self._dtype)
         if self._top is None:
-            embed, norm = top.embed.clone(), top.norm.clone()
-            self._top = TopWeights(embed, norm, pack(top.head))
-        else:
-            self._top.embed.copy_(top.embed)
-            self._top.norm.copy_(top.norm)
-            pack(top.head, out=self._top.head)
-        for index in range(config.num_layers):
+            self._top = TopWeights(
+                self._like(top.embed), self._like(top.norm), self._packed_like(top.head)
+            )
+        self._top.embed.copy_(top.embed)
+        self._top.norm.copy_(top.norm)
+        self._library.pack(top.head, out=self._top.head)
+        for index in range(self._config.num_layers):
             self._load_layer(index, layer_weights(source, index, self._dtype))
 
     def _load_layer(self, index: int, new: LayerWeights) -> None:
-        pack = self._library.pack
         if index == len(self._layers):
             self._layers.append(
                 LayerWeights(
-                    new.norm1.clone(),
-                    pack(new.qkv),
-                    pack(new.o),
-                    new.norm2.clone(),
-                    pack(new.gate_up, halves=True),
-                    pack(new.down),
+                    norm1=self._like(new.norm1),
+                    qkv=self._packed_like(new.qkv),
+                    o=self._packed_like(new.o),
+                    norm2=self._like(new.norm2),
+                    gate_up=self._packed_like(new.gate_up),
+                    down=self._packed_like(new.down),
                 )
             )
-            return
-        old = self._layers[index]
-        old.norm1.copy_(new.norm1)
-        old.norm2.copy_(new.norm2)
-        pack(new.qkv, out=old.qkv)
-        pack(new.o, out=old.o)
-        pack(new.gate_up, halves=True, out=old.gate_up)
-        pack(new.down, out=old.down)
+        kept, pack = self._layers[index], self._library.pack
+        kept.norm1.copy_(new.norm1)
+        kept.norm2.copy_(new.norm2)
+        pack(new.qkv, out=kept.qkv)
+        pack(new.o, out=kept.o)
+        pack(new.gate_up, halves=True, out=kept.gate_up)
+        pack(new.down, out=kept.down)
+
+    def _like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._arena.zeros(tensor.shape, tensor.dtype)
+
+    def _packed_like(self, weight: torch.Tensor) -> torch.Tensor:
+        return self._arena.zeros((self._library.packed_elements(weight),), weight.dtype)
 
     def bind(self, pool: DevicePool) -> None:
         """Point the library at the weights and at `pool`."""

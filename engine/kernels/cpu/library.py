@@ -123,10 +123,14 @@ class CPULibrary:
             )
         )
 
+    def packed_elements(self, weight: torch.Tensor) -> int:
+        """Return how many numbers `weight` (n, k) takes when packed: n is rounded up."""
+        return int(self._packed_elements(*weight.shape))
+
     def pack(
         self, weight: torch.Tensor, *, halves: bool = False, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Lay out `weight` (n, k) for the GEMM, in `out` if given: a running step may point there.
+        """Lay out `weight` (n, k) for the GEMM, in `out` if given: memory that a model knows.
 
         `halves` interleaves the two halves of the rows, for a gate and its up projection.
         """
@@ -134,8 +138,8 @@ class CPULibrary:
         assert not (halves and n % 32) and k % 2 == 0, f"cannot pack ({n}, {k})"
         weight = weight.contiguous()
         if out is None:
-            out = torch.empty(self._packed_elements(n, k), dtype=weight.dtype)
-        assert out.numel() == self._packed_elements(n, k) and out.dtype == weight.dtype
+            out = torch.empty(self.packed_elements(weight), dtype=weight.dtype)
+        assert out.numel() == self.packed_elements(weight) and out.dtype == weight.dtype
         threads = torch.get_num_threads()
         self._pack(weight.data_ptr(), n, k, int(halves), threads, out.data_ptr())
         return out
