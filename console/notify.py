@@ -12,6 +12,7 @@ import os
 import threading
 from typing import Any  # a channel layer is known to Channels by name only
 
+import redis
 import structlog
 from channels.layers import get_channel_layer
 
@@ -65,10 +66,17 @@ class _Sender:
         self._pending += 1
         asyncio.run_coroutine_threadsafe(self._send(group, message), self._loop)
 
+    async def _send_twice(self, group: str, message: dict[str, Any]) -> None:
+        layer = get_channel_layer()
+        try:
+            await layer.group_send(group, message)
+        except redis.ConnectionError:  # a pooled connection from before a restart of Redis
+            await layer.group_send(group, message)
+
     async def _send(self, group: str, message: dict[str, Any]) -> None:
         try:
             async with asyncio.timeout(5):
-                await get_channel_layer().group_send(group, message)
+                await self._send_twice(group, message)
         except Exception as error:  # noqa: BLE001  # whatever Redis does, a hint may be lost
             if not self._is_down:
                 log.warning("hints are lost", group=group, error=repr(error))

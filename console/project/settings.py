@@ -152,9 +152,12 @@ CHANNEL_LAYERS = {
     }
 }
 CELERY_BROKER_URL = celery_broker_url(REDIS_URL)
-CELERY_TASK_ACKS_LATE = True
-CELERY_TASK_REJECT_ON_WORKER_LOST = True
+# Acknowledged when it starts, because the database is the queue: a message that is lost with its
+# worker is rung for again from the outbox, and one that is not held cannot be delivered twice.
+# With late acknowledgement a worker of kombu 5.7 ends when Redis is away while a task runs.
+CELERY_TASK_ACKS_LATE = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_DISABLE_PREFETCH = True  # a free process fetches; no message waits behind a long job
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]

@@ -1,0 +1,195 @@
+"""A real engine for process tests: frontend and ranks as `python -m engine serve` starts them.
+
+Not a fake; it lives here beside the console's stack, which does the same for the console.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.fakes.stack import free_port, wait_until
+
+ROOT = Path(__file__).parents[2]
+ADMIN_KEY = "canary-admin-key-3f9a"
+API_KEY = "canary-api-key-77b1"
+
+
+class EngineProcess:
+    """One engine with its own state folder. `base` is its URL."""
+
+    def __init__(self, model: Path, kernels: Path, *, dtype: str = "float32", **options: object):
+        self.dir = Path(tempfile.mkdtemp(prefix="qe-"))
+        self.port = free_port()
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.log_path = self.dir / "engine.log"
+        self.api_key = str(options.pop("api_key", ""))
+        flags = {
+            "model": model,
+            "state-dir": self.dir,
+            "kernels-dir": kernels,
+            "port": self.port,
+            "dp-size": 2,
+            "dtype": dtype,
+            "max-total-tokens": 8192,
+            "context-length": 2048,
+            **{name.replace("_", "-"): value for name, value in options.items()},
+        }
+        self.command = [sys.executable, "-m", "engine", "serve"]
+        for name, value in flags.items():
+            self.command += [f"--{name}", str(value)]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = httpx.Client(
+            base_url=self.base,
+            timeout=60,
+            headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
+        )
+
+    def start(self) -> EngineProcess:
+        """Start and wait until both ranks serve."""
+        env = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
+        env |= {"QUIESCE_ADMIN_API_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT)}
+        if self.api_key:
+            env["QUIESCE_API_KEY"] = self.api_key
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True
+            )
+        self.until_serving()
+        return self
+
+    def until_serving(self, timeout_s: float = 60) -> None:
+        """Wait until every rank is proven and open."""
+        wait_until(lambda: all(r["online"] for r in self.loads()), timeout_s)
+        wait_until(lambda: self.client.get("/health").status_code == 200, timeout_s)
+
+    def stop(self) -> None:
+        """End it in order; what is left is killed."""
+        self.client.close()
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def pids(self, child: str) -> list[int]:
+        """Process ids that this child has had, oldest first."""
+        found = re.findall(rf"child started' child='{re.escape(child)}' pid=(\d+)", self.log())
+        return [int(pid) for pid in found]
+
+    def kill(self, child: str, number: int = signal.SIGKILL) -> None:
+        """Signal the frontend or a rank."""
+        os.kill(self.pids(child)[-1], number)
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def loads(self) -> list[dict[str, Any]]:
+        try:
+            answer = self.client.get("/v1/loads")
+        except httpx.TransportError:
+            return [{"online": False}]
+        return list(answer.json()["loads"])
+
+    def generate(self, prompt: object, max_new: int = 8, **more: Any) -> httpx.Response:
+        """POST /generate, greedy unless told otherwise."""
+        sampling = {"temperature": 0, "max_new_tokens": max_new, **more.pop("sampling", {})}
+        key = "text" if isinstance(prompt, str) else "input_ids"
+        return self.client.post(
+            "/generate", json={key: prompt, "sampling_params": sampling, **more}
+        )
+
+    def text(self, prompt: object, max_new: int = 8, **more: Any) -> str:
+        answer = self.generate(prompt, max_new, **more)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["text"])
+
+    def cached(self, prompt: object, **more: Any) -> int:
+        return int(self.generate(prompt, 1, **more).json()["meta_info"]["cached_tokens"])
+
+    def admin(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """A request with the admin key, on a connection of its own."""
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}", **options.pop("headers", {})}
+        return httpx.request(
+            method, self.base + path, headers=headers, timeout=options.pop("timeout", 60), **options
+        )
+
+    def flush(self, as_json: bool = True, timeout: float = 60, **query: Any) -> httpx.Response:
+        headers = {"Accept": "application/json"} if as_json else {}
+        return self.admin("POST", "/flush_cache", params=query, headers=headers, timeout=timeout)
+
+    def operations(self) -> dict[str, Any]:
+        return dict(self.admin("GET", "/operations").json())
+
+    def busy(self, tokens: int, **more: Any) -> Background:
+        """A generation of so many tokens in the background; returns once it runs."""
+        before = sum(load["num_running_reqs"] for load in self.loads())
+        work = Background(
+            lambda: self.generate(
+                "Once upon a time", tokens, sampling={"ignore_eos": True}, **more
+            ).json()
+        )
+        wait_until(lambda: sum(r["num_running_reqs"] for r in self.loads()) > before, 10)
+        return work
+
+    def until_idle(self, timeout_s: float = 30) -> None:
+        wait_until(
+            lambda: all(
+                not r["num_running_reqs"] and not r["num_waiting_reqs"] for r in self.loads()
+            ),
+            timeout_s,
+        )
+
+
+class Background:
+    """Work on a thread; `result` waits for it."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.ended_at = 0.0
+
+        def run() -> None:
+            try:
+                self._value = work()
+            except BaseException as error:  # noqa: BLE001 - handed to whoever asks
+                self._error = error
+            self.ended_at = time.monotonic()
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def result(self, timeout_s: float = 60) -> Any:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), f"not done after {timeout_s} s"
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON of a finished server-sent event stream, without the closing [DONE]."""
+    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]", lines[-1:]
+    return [json.loads(line) for line in lines[:-1]]
