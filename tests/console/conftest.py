@@ -1,0 +1,52 @@
+"""Rows that most console tests start from."""
+
+from __future__ import annotations
+
+import pytest
+
+from console.actors import Actor
+from console.choices import JobKind, OnConflict, Via
+from console.services.engines import engine_register
+from console.services.jobs import FlushParams, job_create
+from console.services.users import user_create
+
+PASSWORD = "a-long-enough-password"
+
+
+@pytest.fixture
+def user(db):
+    return user_create(username="ana", password=PASSWORD, actor=Actor.system("test"))
+
+
+@pytest.fixture
+def ana(user):
+    return Actor(user_id=user.pk, name=user.username, via=Via.API, source_ip="127.0.0.1")
+
+
+@pytest.fixture
+def engine(db):
+    return engine_register(
+        name="local",
+        control_address="ipc:///nowhere/c.sock",
+        events_address="ipc:///nowhere/e.sock",
+        actor=Actor.system("test"),
+    )
+
+
+@pytest.fixture
+def ask(engine, ana):
+    """Ask for a flush of `engine`."""
+
+    def do(*, on_conflict=OnConflict.REFUSE, key=None, actor=ana, now=None, **params):
+        return job_create(
+            engine_name=engine.name,
+            kind=JobKind.FLUSH_CACHE,
+            params=FlushParams(**params),
+            reason="test",
+            on_conflict=on_conflict,
+            actor=actor,
+            idempotency_key=key,
+            now=now,
+        ).job
+
+    return do
