@@ -61,10 +61,11 @@ def problem_of(request: HttpRequest, error: ConsoleError) -> HttpResponse:
 def problem_from_response(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """An error that Django or a middleware answered with its own page, as a document."""
     phrase = HTTPStatus(response.status_code).phrase
+    # What other middlewares have added stays; what describes the old body goes.
     headers = {
-        name: response[name]
-        for name in ("Allow", "Retry-After", "WWW-Authenticate", "Location")
-        if response.has_header(name)
+        name: value
+        for name, value in response.items()
+        if name.lower() not in ("content-type", "content-length", "content-encoding", "etag")
     }
     made = problem(
         request,
