@@ -99,14 +99,15 @@ class Stack:
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def manage(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, ROOT / "manage.py", *arguments],
             env=self.env,
             cwd=self.dir,
-            check=check,
             capture_output=True,
             text=True,
         )
+        assert done.returncode == 0 or not check, done.stderr[-3000:]
+        return done
 
     def command(self, part: str) -> list[str]:
         match part.rstrip("0123456789"):

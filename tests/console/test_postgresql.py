@@ -1,0 +1,128 @@
+"""The console on real PostgreSQL: few connections (J14), one job once, an untouchable audit."""
+
+from __future__ import annotations
+
+import json
+import socket as plain_socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psycopg
+import pytest
+from websockets.sync.client import connect
+
+from tests.fakes.engine import FakeEngine
+from tests.fakes.stack import Stack, wait_until
+
+pytestmark = pytest.mark.process
+
+POOL = 6
+SOCKETS = 200
+
+
+@pytest.fixture(scope="module")
+def pg_stack(postgres_url):
+    made = Stack(
+        database_url=postgres_url, workers=2, env={"QUIESCE_DATABASE_POOL_SIZE": str(POOL)}
+    )
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def connections(stack):
+    """Server-side connections of all processes of the stack."""
+    ((count,),) = stack.sql(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = 'postgres'"
+        " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    return count
+
+
+def test_a_job_runs_and_its_audit_cannot_be_touched(pg_stack):
+    with FakeEngine(pg_stack.run_dir) as engine:
+        pg_stack.register(engine)
+        job_id = pg_stack.submit(engine, timeout_s=10)
+        assert pg_stack.job(job_id, wait_s=10)["state"] == "succeeded"
+        with ThreadPoolExecutor(10) as pool:
+            engine.busy(1)
+            answers = list(pool.map(lambda _: pg_stack.ask(engine, timeout_s=5), range(10)))
+            assert sorted(one.status_code for one in answers) == [202] + [409] * 9
+            engine.idle()
+    assert pg_stack.audit(job_id) == [
+        "job.accepted",
+        "job.claimed",
+        "job.dispatched",
+        "job.succeeded",
+    ]
+    for statement in (
+        "UPDATE console_auditentry SET body = 'x'",
+        "DELETE FROM console_auditentry",
+        "TRUNCATE console_auditentry",
+        "INSERT INTO console_auditentry SELECT seq + 999, v, body, created_at, action, stage,"
+        " actor_name, engine_name, NULL FROM console_auditentry WHERE seq = 1",
+    ):
+        with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
+            pg_stack.sql(statement)
+    ((count, top),) = pg_stack.sql("SELECT count(*), max(seq) FROM console_auditentry")
+    assert count == top
+
+
+def test_j14_idle_sockets_and_requests_stay_within_the_pool(pg_stack):
+    with FakeEngine(pg_stack.run_dir) as engine, pg_stack.login() as client:
+        pg_stack.register(engine)
+        job_id = pg_stack.submit(engine, timeout_s=10)
+        pg_stack.job(job_id, wait_s=10)
+        base = connections(pg_stack)
+        cookie = f"quiesce_sid={client.cookies['quiesce_sid']}"
+        sockets = [open_socket(pg_stack, cookie, job_id) for _ in range(SOCKETS)]
+        time.sleep(0.5)
+        idle = connections(pg_stack)
+        highest = [idle]
+        for _ in range(10):
+            cancelled_request(pg_stack, job_id)
+        with (
+            httpx.Client(
+                base_url=f"{pg_stack.url}/api/v1",
+                headers={"Authorization": f"Bearer {pg_stack.token}"},
+                timeout=60,
+                limits=httpx.Limits(max_connections=50),
+            ) as api,
+            ThreadPoolExecutor(50) as pool,
+        ):
+            futures = [pool.submit(api.get, f"/jobs/{job_id}") for _ in range(500)]
+            while not all(future.done() for future in futures):
+                highest.append(connections(pg_stack))
+                time.sleep(0.1)
+            assert {future.result().status_code for future in futures} == {200}
+        for one in sockets:
+            one.close()
+    # web has its pool; worker, relay and reconciler hold a few of their own.
+    assert max(highest) <= POOL + 8, highest
+    assert idle <= base + POOL
+    wait_until(lambda: connections(pg_stack) <= base + 2, 20, 0.5)
+    assert "too many" not in pg_stack.log("web")
+
+
+def open_socket(stack, cookie, job_id):
+    one = connect(
+        f"ws://127.0.0.1:{stack.port}/ws/live/",
+        origin=stack.url,
+        additional_headers={"Cookie": cookie},
+        proxy=None,
+    ).__enter__()
+    one.recv(timeout=10)
+    one.send(json.dumps({"type": "subscribe", "topics": [f"job:{job_id}"]}))
+    return one
+
+
+def cancelled_request(stack, job_id):
+    """A long wait whose caller hangs up."""
+    with plain_socket.create_connection(("127.0.0.1", stack.port)) as raw:
+        raw.sendall(
+            f"GET /api/v1/jobs/{job_id}?wait_s=30 HTTP/1.1\r\nHost: 127.0.0.1:{stack.port}\r\n"
+            f"Authorization: Bearer {stack.token}\r\n\r\n".encode()
+        )
