@@ -14,7 +14,7 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["console"], related_name="tasks")
 
 
-@app.on_after_finalize.connect
+@app.on_after_finalize.connect  # type: ignore[untyped-decorator]
 def _steps(sender: Any, **kwargs: Any) -> None:
     """Add the worker's own steps once Django is set up: they name its settings."""
     from console.project.worker import SignOfLife, StartCheck

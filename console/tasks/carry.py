@@ -7,33 +7,28 @@ that is answered by asking, never by sending again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime
-from typing import TypeVar
 from uuid import UUID
 
 import structlog
-from django.db import OperationalError
 
 from console.choices import JobState, OnConflict
 from console.clock import db_now
 from console.gateways import Conversation, EngineSilent, Greeting, gateway_for
 from console.models import Job
 from console.services.foreign import is_own
+from console.services.job_claims import job_adopt, job_claim, job_handover, job_release
 from console.services.job_run import (
     CLEAN_REFUSALS,
-    job_adopt,
-    job_claim,
     job_dispatched,
     job_expire,
     job_finish,
-    job_handover,
     job_progress,
     job_reconcile,
     job_refused,
-    job_release,
 )
 from console.tasks.lease import Lease
+from console.tasks.saving import saved
 from engine.protocol import (
     Answer,
     Failure,
@@ -61,20 +56,6 @@ SEND_S = 1.0
 PROBE_S = 1.0  # of silence, then the engine is asked whether it still has the operation
 SILENT_S = 3.0  # then it is not known what became of the job
 FOLLOW_LIMIT_S = 600.0  # then another task takes over: a task must end before its redelivery
-
-T = TypeVar("T")
-
-
-def saved(save: Callable[[], T], tries: int = 5) -> T:
-    """Do `save`, and again when the database was locked: the engine is not asked twice for that."""
-    for left in range(tries - 1, -1, -1):
-        try:
-            return save()
-        except OperationalError:
-            if not left:
-                raise
-            time.sleep(0.2)
-    raise AssertionError("unreachable")
 
 
 def job_carry(*, job_id: UUID, owner: str) -> None:

@@ -15,7 +15,7 @@ from console.dispatch import RUN_JOB
 from console.tasks.carry import job_carry
 
 
-@shared_task(name=RUN_JOB)
+@shared_task(name=RUN_JOB)  # type: ignore[untyped-decorator]  # Celery has no types
 def run_job(job_id: str) -> None:
     """Carry the job `job_id` if it waits for a worker."""
     owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"[:128]

@@ -9,7 +9,7 @@ from uuid import UUID
 import structlog
 from django.db import DatabaseError, connection
 
-from console.services.job_run import LEASE_S, job_lease_renew
+from console.services.job_claims import LEASE_S, job_lease_renew
 
 log = structlog.get_logger(__name__)
 

@@ -18,14 +18,9 @@ from console.exceptions import ConsoleError
 from console.gateways import Conversation, EngineSilent, gateway_for
 from console.models import Engine, Job
 from console.services.foreign import foreign_confirm
+from console.services.job_claims import job_release
 from console.services.job_control import cancel_forward
-from console.services.job_run import (
-    job_expire,
-    job_finish,
-    job_progress,
-    job_reconcile,
-    job_release,
-)
+from console.services.job_run import job_expire, job_finish, job_progress, job_reconcile
 from console.services.job_sweep import (
     doorbells_ring,
     job_interrupted,

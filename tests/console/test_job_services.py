@@ -32,18 +32,15 @@ from console.exceptions import (
 from console.models import AuditEntry, Job, Outbox
 from console.selectors.jobs import job_get
 from console.services.audit import audit_append
-from console.services.job_control import job_cancel, job_extend, job_force
-from console.services.job_run import (
+from console.services.job_claims import (
     job_adopt,
     job_claim,
-    job_dispatched,
-    job_expire,
-    job_finish,
     job_handover,
     job_lease_renew,
-    job_reconcile,
     job_release,
 )
+from console.services.job_control import job_cancel, job_extend, job_force
+from console.services.job_run import job_dispatched, job_expire, job_finish, job_reconcile
 from console.services.job_sweep import doorbells_ring, job_interrupted, job_never_ran, jobs_lapsed
 from console.services.jobs import FlushParams, job_create
 from engine.protocol import Mode as EngineMode

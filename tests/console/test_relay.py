@@ -9,8 +9,9 @@ import time
 import pytest
 import zmq
 
+from console.mirror import EngineMirror
 from console.models import Engine
-from console.relay import EngineFollower, EngineMirror
+from console.relay import EngineFollower
 from engine.protocol import Event, StateChanged
 from tests.fakes.stack import wait_until
 

@@ -1,0 +1,127 @@
+"""Who has a job: claims, their leases, giving back and handing over.
+
+A lease is a duration on the database's clock; a worker that lost it gets None and stops.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from functools import partial
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+from django.db.models import F, Q
+
+from console import dispatch
+from console.actors import Actor
+from console.choices import JobPhase, JobState
+from console.clock import db_now
+from console.models import Job
+from console.services.transitions import job_move
+
+LEASE_S = 10.0
+
+
+def job_claim(*, job_id: UUID, owner: str, now: datetime | None = None) -> Job | None:
+    """Take a job that waits for a worker. None: taken, ended, blocked, not due, or too late."""
+    now = now or db_now()
+    due = Q(blocked=False) & (Q(not_before=None) | Q(not_before__lte=now))
+    try:
+        with transaction.atomic():
+            return job_move(
+                job_id=job_id,
+                frm={JobState.ACCEPTED},
+                to=JobState.CLAIMED,
+                where=due & Q(dispatch_by__gt=now),
+                actor=None,
+                process="worker",
+                now=now,
+                fields={
+                    "attempt": F("attempt") + 1,
+                    "lease_until": now + timedelta(seconds=LEASE_S),
+                    "lease_owner": owner,
+                    "not_before": None,
+                },
+                facts={"owner": owner},
+            )
+    except IntegrityError:
+        return None  # another job holds the engine: the index is the last word
+
+
+def job_lease_renew(*, job_id: UUID, attempt: int, owner: str, now: datetime | None = None) -> bool:
+    """Keep a claim alive. False: it is lost, and nothing more may be sent."""
+    now = now or db_now()
+    return bool(
+        Job.objects.filter(
+            pk=job_id,
+            attempt=attempt,
+            lease_owner=owner,
+            state__in=[JobState.CLAIMED, JobState.DISPATCHED],
+        ).update(lease_until=now + timedelta(seconds=LEASE_S))
+    )
+
+
+@transaction.atomic
+def job_handover(*, job_id: UUID, attempt: int, owner: str, now: datetime | None = None) -> bool:
+    """Let another task follow a dispatched job: the lease stays, its owner becomes nobody."""
+    now = now or db_now()
+    done = Job.objects.filter(
+        pk=job_id, attempt=attempt, lease_owner=owner, state=JobState.DISPATCHED
+    ).update(lease_owner="", lease_until=now + timedelta(seconds=LEASE_S))
+    if done:
+        transaction.on_commit(partial(dispatch.job_ring, job_id), robust=True)
+    return bool(done)
+
+
+def job_adopt(*, job_id: UUID, owner: str, now: datetime | None = None) -> Job | None:
+    """Take over following a dispatched job that was handed over; None when it was not."""
+    now = now or db_now()
+    done = Job.objects.filter(
+        pk=job_id, lease_owner="", lease_until__gt=now, state=JobState.DISPATCHED
+    ).update(lease_owner=owner, lease_until=now + timedelta(seconds=LEASE_S))
+    return Job.objects.select_related("engine").get(pk=job_id) if done else None
+
+
+@transaction.atomic
+def job_release(
+    *,
+    job_id: UUID,
+    attempt: int,
+    why: str,
+    process: str,
+    pause_s: float = 1.0,
+    blocked_by: str = "",
+    lapsed_at: datetime | None = None,
+    now: datetime | None = None,
+) -> Job | None:
+    """Give a claim back unsent; with `blocked_by` it waits for that operation to end.
+
+    `lapsed_at` limits it to a lease that ended before then (the reconciler's case).
+    """
+    now = now or db_now()
+    fields: dict[str, object] = {
+        "lease_until": None,
+        "lease_owner": "",
+        "note": why[:500],
+        "not_before": now + timedelta(seconds=pause_s),
+        "phase": JobPhase.BLOCKED if blocked_by else JobPhase.QUEUED,
+    }
+    if blocked_by:
+        fields |= {
+            "blocked": True,
+            "blocked_by": blocked_by,
+            "deadline_at": None,
+            "dispatch_by": None,
+        }
+    return job_move(
+        job_id=job_id,
+        frm={JobState.CLAIMED},
+        to=JobState.ACCEPTED,
+        attempt=attempt,
+        where=Q(lease_until__lt=lapsed_at) if lapsed_at else None,
+        actor=Actor.system(process),
+        process=process,
+        now=now,
+        fields=fields,
+        facts={"note": why},
+    )
