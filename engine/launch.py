@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from pathlib import Path
 import zmq
 
 from engine.children import ending, start
-from engine.config import EngineConfig, check, write
+from engine.config import ConfigError, EngineConfig, check, write
 from engine.ipc.messages import AskProcesses, KillRank, Processes, RankProcess
 from engine.ipc.wire import decode_to_launch, encode
 from engine.log import get_logger, setup
@@ -196,6 +197,19 @@ class IncarnationCounter:
 
 
 def main(config: EngineConfig) -> int:
-    """Run an engine; returns the exit status."""
+    """Run an engine; returns the exit status. Raises ConfigError."""
     setup("launch", config.log_level)
-    return Launcher(check(config)).run()
+    check(config)
+    _check_port(config)
+    return Launcher(config).run()
+
+
+def _check_port(config: EngineConfig) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot serve on port {config.port} of {config.host}: {error.strerror}"
+            ) from error

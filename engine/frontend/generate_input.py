@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -89,17 +90,21 @@ async def requests_of(given: GenerateInput, tokenizer: Tokenizer, limits: Limits
         rank = given.data_parallel_rank
     check_rank(rank, limits)
     requests = []
-    settings = _settings(given, len(prompts), is_batch)
-    counts = {sampling.num_samples(item) for item in settings}
-    for index, (ids, item) in enumerate(zip(prompts, settings, strict=True)):
-        params = sampling.checked(
-            item,
-            prompt_tokens=len(ids),
-            context_len=limits.longest,
-            vocab_size=limits.vocab_size,
-        )
+    with _inside_sampling_params():
+        settings = _settings(given, len(prompts), is_batch)
+        counts = [sampling.num_samples(item) for item in settings]
+        checked = [
+            sampling.checked(
+                item,
+                prompt_tokens=len(ids),
+                context_len=limits.longest,
+                vocab_size=limits.vocab_size,
+            )
+            for ids, item in zip(prompts, settings, strict=True)
+        ]
+    for index, (ids, params) in enumerate(zip(prompts, checked, strict=True)):
         template = _template(given, index, len(prompts), ids, limits)
-        for sample in range(sampling.num_samples(item)):
+        for sample in range(counts[index]):
             seed = None if params.seed is None else params.seed + sample
             rid = _rid(given.rid, index, len(prompts), sample if max(counts) > 1 else None)
             requests.append(
@@ -166,16 +171,19 @@ def _settings(given: GenerateInput, count: int, is_batch: bool) -> list[Sampling
                 f"sampling_params is a list of {len(params)} for {count} prompts",
                 param="sampling_params",
             )
-        return [_one_setting(item) for item in params]
-    return [_one_setting(params or {})] * count
+        return [convert(item, SamplingInput, sampling.UNIMPLEMENTED) for item in params]
+    return [convert(params or {}, SamplingInput, sampling.UNIMPLEMENTED)] * count
 
 
-def _one_setting(document: dict[str, Any]) -> SamplingInput:
+@contextmanager
+def _inside_sampling_params() -> Iterator[None]:
+    """Errors in here name the field with its path."""
     try:
-        return convert(document, SamplingInput, sampling.UNIMPLEMENTED)
+        yield
     except HTTPError as error:
-        param = f"sampling_params.{error.param}" if error.param else "sampling_params"
-        raise HTTPError(error.status, error.message, param=param) from error
+        if error.param and error.param != "sampling_params":
+            error.param = f"sampling_params.{error.param}"
+        raise
 
 
 def _template(

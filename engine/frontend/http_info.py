@@ -210,6 +210,7 @@ def _load(frontend: Frontend, rank: RankView, sections: list[str], now: float) -
         "timestamp": now - rank.age_s,
         "dp_rank": rank.dp_rank,
         "online": rank.online,
+        "ready": rank.proven,
         "num_running_reqs": rank.running,
         "num_waiting_reqs": rank.waiting,
         "num_waiting_uncached_tokens": stats.waiting_uncached_tokens if stats else 0,

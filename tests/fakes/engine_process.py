@@ -72,7 +72,7 @@ class EngineProcess:
 
     def until_serving(self, timeout_s: float = 60) -> None:
         """Wait until every rank is proven and open."""
-        wait_until(lambda: all(r["online"] for r in self.loads()), timeout_s)
+        wait_until(lambda: all(r["online"] and r["ready"] for r in self.loads()), timeout_s)
         wait_until(lambda: self.client.get("/health").status_code == 200, timeout_s)
 
     def stop(self) -> None:
@@ -105,7 +105,7 @@ class EngineProcess:
         try:
             answer = self.client.get("/v1/loads")
         except httpx.TransportError:
-            return [{"online": False}]
+            return [{"online": False, "ready": False}]
         return list(answer.json()["loads"])
 
     def generate(self, prompt: object, max_new: int = 8, **more: Any) -> httpx.Response:
@@ -131,9 +131,10 @@ class EngineProcess:
             method, self.base + path, headers=headers, timeout=options.pop("timeout", 60), **options
         )
 
-    def flush(self, as_json: bool = True, timeout: float = 60, **query: Any) -> httpx.Response:
-        headers = {"Accept": "application/json"} if as_json else {}
-        return self.admin("POST", "/flush_cache", params=query, headers=headers, timeout=timeout)
+    def flush(self, **query: Any) -> httpx.Response:
+        """POST /flush_cache with these parameters, answered as JSON."""
+        headers = {"Accept": "application/json"}
+        return self.admin("POST", "/flush_cache", params=query, headers=headers)
 
     def operations(self) -> dict[str, Any]:
         return dict(self.admin("GET", "/operations").json())

@@ -1,7 +1,7 @@
 """A runner without a model whose answers depend on the whole history, read from its pages.
 
-It stores each token in its page slot and computes the next one from what it reads back: a wrong page
-table, a page shared by mistake or a freed page therefore changes the output or raises.
+It stores each token in its page slot and computes the next one from what it reads back. A wrong
+page table, a page shared by mistake or a freed page therefore changes the output or raises.
 """
 
 from __future__ import annotations
