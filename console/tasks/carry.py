@@ -128,7 +128,7 @@ class _Carrier:
                 why = f"engine {self.job.engine.name} is unreachable: {error}"
             except ProtocolError as error:
                 why = f"engine {self.job.engine.name} refused the greeting: {error.message}"
-            if self._left_s() <= 0:
+            if self._left_s() <= 0 and not self._was_extended():
                 job_expire(
                     job_id=self.job.pk,
                     attempt=self.job.attempt,
@@ -151,6 +151,11 @@ class _Carrier:
         if self.job.dispatch_by is None or self.job.state == JobState.DISPATCHED:
             return GREET_HOLD_S
         return (self.job.dispatch_by - db_now()).total_seconds()
+
+    def _was_extended(self) -> bool:
+        """Look again: a person may have moved the deadline of this unsent job."""
+        self.job.refresh_from_db(fields=["dispatch_by", "deadline_at"])
+        return self._left_s() > 0
 
     def _greet_s(self) -> float:
         return max(0.05, min(GREET_TRY_S, self._left_s()))

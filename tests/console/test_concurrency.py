@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.fakes.engine import FakeEngine
@@ -275,3 +276,34 @@ def test_commands_say_what_is_wrong_in_one_sentence(stack):
     assert bad.returncode == 2
     assert len(bad.stderr.strip().splitlines()) == 1
     assert "QUIESCE_ALLOWED_HOSTS" in bad.stderr
+
+
+def test_a_body_of_200_megabytes_is_refused_before_it_is_read(stack):
+    sent = 0
+
+    def chunks():
+        nonlocal sent
+        while sent < 200 << 20:
+            sent += 1 << 16
+            yield b"x" * (1 << 16)
+
+    headers = {"Content-Type": "application/json"}
+    try:
+        answer = stack.request("POST", "/jobs", content=chunks(), headers=headers)
+    except httpx.TransportError:  # the server has hung up while we were sending
+        pass
+    else:
+        assert answer.status_code == 413
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert sent < 50 << 20
+    declared = stack.request("POST", "/jobs", content=b"x" * (2 << 20), headers=headers)
+    assert declared.status_code == 413
+    assert declared.json()["code"] == "body_too_large"
+    assert stack.request("GET", "/jobs").status_code == 200
+
+
+def test_static_files_are_served_and_warn_of_nothing(stack):
+    answer = httpx.get(f"{stack.url}/static/ninja/swagger-ui.css")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/css")
+    assert "Warning" not in stack.log("web")
