@@ -38,6 +38,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--log-level", default="INFO")
     convert = commands.add_parser("convert", help="make the packaged model a Hugging Face folder")
     convert.add_argument("--out", required=True)
+    load = commands.add_parser("load", help="steady traffic against a running engine")
+    load.add_argument("--url", default="http://127.0.0.1:30000")
+    load.add_argument("--clients", type=int, default=4)
+    load.add_argument("--seconds", type=float, default=30)
+    load.add_argument("--max-new-tokens", type=int, default=64)
     for name in ("frontend", "rank"):
         child = commands.add_parser(name, help="started by serve")
         child.add_argument("--config", required=True)
@@ -114,6 +119,16 @@ def main() -> int:
             from engine.scheduler import process
 
             process.main(args.config, args.rank, args.inc)
+        elif args.command == "load":
+            from engine import load
+
+            return load.main(
+                args.url,
+                clients=args.clients,
+                seconds=args.seconds,
+                max_new=args.max_new_tokens,
+                key=os.environ.get("QUIESCE_API_KEY", ""),
+            )
         elif args.command == "convert":
             return _convert(Path(args.out))
     except ConfigError as error:
