@@ -94,6 +94,7 @@ SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Strict"
 CSRF_COOKIE_HTTPONLY = True  # pages hand the token to htmx themselves
 CSRF_COOKIE_SAMESITE = "Strict"
+CSRF_FAILURE_VIEW = "console.pages.errors.csrf_failure"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = ENV.https
 # The __Host- prefix needs Secure, which a plain-http loopback console cannot set.
 SESSION_COOKIE_NAME = "__Host-sid" if ENV.https else "quiesce_sid"
@@ -135,7 +136,7 @@ USE_I18N = False
 USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "/static/"
-STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_DIRS = [folder for folder in [BASE_DIR / "static"] if folder.is_dir()]
 STATIC_ROOT = ENV.static_root
 WHITENOISE_USE_FINDERS = STATIC_ROOT is None
 WHITENOISE_AUTOREFRESH = DEBUG

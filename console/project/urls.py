@@ -3,6 +3,7 @@
 from django.urls import include, path
 
 from api.main import api
+from console.pages import errors
 from console.pages.health import healthz
 
 urlpatterns = [
@@ -10,3 +11,8 @@ urlpatterns = [
     path("api/v1/", api.urls),
     path("", include("console.pages.urls")),
 ]
+
+handler400 = errors.bad_request
+handler403 = errors.forbidden
+handler404 = errors.not_found
+handler500 = errors.server_error

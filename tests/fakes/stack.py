@@ -94,6 +94,9 @@ class Stack:
             return False
 
     def down(self) -> None:
+        if keep := os.environ.get("KEEP_LOGS"):
+            for path in self.dir.glob("*.log"):
+                shutil.copy(path, keep)
         for part in ("web", "worker", "relay", "reconcile", *list(self.parts), "valkey"):
             self.kill(part, signal.SIGKILL)
         shutil.rmtree(self.dir, ignore_errors=True)
