@@ -31,7 +31,7 @@ def main() -> int:
     for name, command in checks:
         started = time.monotonic()
         say(f"checking {name}")
-        status = subprocess.run(command, cwd=ROOT, env=_env(), check=False).returncode  # noqa: S603
+        status = subprocess.run(command, cwd=ROOT, env=_env(), check=False).returncode
         if status:
             say(f"{name} failed after {time.monotonic() - started:.0f} s")
             return status
@@ -58,8 +58,8 @@ def _browser() -> None:
         return
     say("installing Debian's chromium for the browser tests (about 120 MB)")
     quiet = {"stdout": subprocess.DEVNULL, "check": False}
-    subprocess.run(["apt-get", "update", "-q"], **quiet)  # noqa: S607
-    subprocess.run(  # noqa: S607
+    subprocess.run(["apt-get", "update", "-q"], **quiet)
+    subprocess.run(
         ["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], **quiet
     )
 

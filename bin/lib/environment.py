@@ -71,7 +71,7 @@ def _fingerprint(device: str, tests: bool, full: bool) -> str:
 
 
 def _make() -> None:
-    if PYTHON.exists() and subprocess.run([PYTHON, "-c", "import pip"], check=False).returncode == 0:
+    if PYTHON.exists() and _runs([PYTHON, "-c", "import pip"]):
         return
     say(f"making {VENV.name} with Python {platform.python_version()}")
     command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
@@ -84,8 +84,12 @@ def _make() -> None:
 
 def _torch_here() -> bool:
     """A torch that the user has installed is not downloaded again."""
-    probe = "import torch; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 9)"
-    return not subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode
+    probe = "import torch; assert tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 9)"
+    return _runs([sys.executable, "-c", probe])
+
+
+def _runs(command: list[object]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0  # type: ignore[arg-type]
 
 
 def _say_sizes(device: str, tests: bool, full: bool) -> None:
@@ -117,9 +121,7 @@ def _pip(*arguments: str) -> None:
 
 
 def _install_torch(device: str) -> None:
-    if not subprocess.run(
-        [PYTHON, "-c", "import torch"], capture_output=True, check=False
-    ).returncode and device == "cpu":
+    if device == "cpu" and _runs([PYTHON, "-c", "import torch"]):
         return
     _pip("install", "-r", "requirements-torch.lock")
     extra: list[str] = []

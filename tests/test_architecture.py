@@ -1,0 +1,85 @@
+"""The import rule and the size rule of ARCHITECTURE.md, read from source: nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(p for top in ("engine", "console", "api") for p in (ROOT / top).rglob("*.py"))
+MAX_LINES = 500
+
+# package -> import prefixes it must not name, even inside a function
+FORBIDDEN = {
+    "engine": ("console", "api", "django", "celery", "channels", "ninja"),
+    "engine/protocol": ("torch", "triton", "numpy", "zmq", "engine.config", "engine.ipc"),
+    "engine/frontend": ("torch", "triton", "engine.scheduler", "engine.models"),
+    "console": ("torch", "triton"),
+    "api": ("torch", "triton", "engine.client"),
+}
+# Ways to run what a peer sends; none of them has a place in shipped code.
+UNSAFE = ("pickle", "cloudpickle", "dill", "marshal", "shelve")
+
+
+def imports(path: Path) -> set[str]:
+    """Every absolute module name that `path` imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+each_source = pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+@each_source
+def test_module_respects_its_layer(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    banned = [b for package, bs in FORBIDDEN.items() if name.startswith(package + "/") for b in bs]
+    broken = [m for m in imports(path) for b in banned if m == b or m.startswith(b + ".")]
+    assert not broken, f"{name} imports {broken}; see ARCHITECTURE.md, 'Who may import whom'"
+
+
+@each_source
+def test_file_has_one_subject(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= MAX_LINES, f"{path.relative_to(ROOT)} has {lines} lines; split it by subject"
+
+
+@each_source
+def test_nothing_that_a_peer_sends_is_executed(path: Path) -> None:
+    assert not {m.partition(".")[0] for m in imports(path)} & set(UNSAFE)
+    called = {
+        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    }
+    assert not {"recv_pyobj", "send_pyobj"} & called
+    names = {
+        node.func.id
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not {"eval", "exec"} & names
+
+
+@each_source
+def test_module_opens_with_a_docstring(path: Path) -> None:
+    source = path.read_text()
+    if source.strip() and "migrations" not in path.parts:
+        assert ast.get_docstring(ast.parse(source)), f"{path.relative_to(ROOT)} has no docstring"
+
+
+def test_no_socket_is_made_at_import_time() -> None:
+    """A context made before a fork hangs its child (handed case Z07)."""
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            for call in ast.walk(node) if isinstance(node, ast.Assign | ast.Expr) else ():
+                if isinstance(call, ast.Call):
+                    text = ast.unparse(call.func)
+                    assert "zmq.Context" not in text, f"{path} makes a context at import"
