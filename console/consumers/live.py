@@ -7,12 +7,14 @@ of names and never holds up the channel layer. What a lost hint would hide, a sl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import random
 import time
 from typing import Any  # JSON messages
 
+import redis
 import structlog
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
@@ -35,6 +37,8 @@ SESSION_CHECK_S = 20.0
 
 BAD_MESSAGE = 4400
 LOG_IN = 4401
+TRY_LATER = 1013
+REDIS_AWAY = (redis.RedisError, OSError)
 
 
 def session_is_alive(session_key: str, user_id: int) -> bool:
@@ -66,8 +70,12 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             return
         self._user = user
         self._session_key: str = session.session_key
-        await self._join(session_group(self._session_key))
-        await self._join(user_group(user.pk))
+        try:
+            await self._join(session_group(self._session_key))
+            await self._join(user_group(user.pk))
+        except REDIS_AWAY:
+            await self.close(TRY_LATER)
+            return
         # After joining: a log-out in between would else be missed.
         if not await self._session_is_alive():
             await self.close(LOG_IN)
@@ -79,8 +87,9 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         """Stop sending, leave every group."""
         if self._sender is not None:
             self._sender.cancel()
-        for group in list(self._groups):
-            await self.channel_layer.group_discard(group, self.channel_name)
+        with contextlib.suppress(*REDIS_AWAY):  # then there is no group to leave
+            for group in list(self._groups):
+                await self.channel_layer.group_discard(group, self.channel_name)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """subscribe, unsubscribe, ping; anything else closes with 4400."""
@@ -90,11 +99,15 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         match message:
             case {"type": "ping"}:
                 await self._say({"type": "pong", "now": timezone.now().isoformat()})
-            case {"type": "subscribe", "topics": list(topics)}:
-                await self._subscribe(topics)
-            case {"type": "unsubscribe", "topics": list(topics)}:
-                for topic in topics:
-                    await self._forget(topic)
+            case {"type": "subscribe" | "unsubscribe" as act, "topics": list(topics)}:
+                try:
+                    if act == "subscribe":
+                        await self._subscribe(topics)
+                    else:
+                        for topic in topics:
+                            await self._forget(topic)
+                except REDIS_AWAY:
+                    await self.close(TRY_LATER)
             case _:
                 await self._say({"type": "error", "message": "unknown message"})
                 await self.close(BAD_MESSAGE)
