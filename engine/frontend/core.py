@@ -74,7 +74,7 @@ class Frontend:
             page_size=config.page_size,
             max_held=config.max_held_requests,
             max_per_rank=config.max_running_requests + config.max_queued_requests,
-            routable=self._routable,
+            routable=self.routable,
             is_holding=lambda: self.coordinator.is_holding or not self.coordinator.is_ready,
             send=self._send_to_rank,
             epoch=self.epoch.number,
@@ -260,7 +260,8 @@ class Frontend:
 
     # ---- outputs -----------------------------------------------------------------------------
 
-    def _routable(self) -> dict[int, int]:
+    def routable(self) -> dict[int, int]:
+        """Ranks that may be sent a request now, with their incarnations."""
         if not self.coordinator.is_ready:
             return {}
         return {

@@ -1,4 +1,4 @@
-"""Errors of the HTTP surface: one exception, three shapes of body (native, OpenAI, validation).
+"""Errors of the HTTP surface: one exception, two shapes of body (native, OpenAI).
 
 Every refusal names the field and the bound; nothing here shows a trace or a secret.
 """
@@ -55,7 +55,8 @@ def error_body(error: HTTPError, shape: Shape) -> dict[str, object]:
     inner: dict[str, object] = {"message": error.message}
     if error.param is not None:
         inner["param"] = error.param
-    return {"error": inner}
+    # SGLang has two shapes here, one from its own checks and one from its framework's: both.
+    return {"error": inner} | error_body(error, "openai")
 
 
 def error_response(error: HTTPError, shape: Shape = "native") -> Response:

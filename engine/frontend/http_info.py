@@ -39,6 +39,18 @@ async def health(request: Request) -> Response:
     return Response(status_code=200 if _frontend(request).is_serving else 503)
 
 
+async def ready(request: Request) -> Response:
+    """200 when a request sent now would be served at once: some rank is proven and open."""
+    frontend = _frontend(request)
+    is_open = not frontend.coordinator.is_holding and bool(frontend.routable())
+    return Response(status_code=200 if is_open else 503)
+
+
+async def ping(request: Request) -> Response:
+    """200 while this process answers."""
+    return Response(status_code=200)
+
+
 async def health_generate(request: Request) -> Response:
     """200 when a rank generates one token; waits behind a pending operation as a request would."""
     frontend = _frontend(request)

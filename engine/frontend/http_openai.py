@@ -106,13 +106,13 @@ async def chat_completions(request: Request) -> Response:
 
     def part(choice: Choice, piece: Piece) -> dict[str, Any]:
         logprobs = chat_logprobs(piece.logprobs, tokenizer) if given.logprobs else None
-        delta = {"content": piece.text}
+        delta = {"content": piece.text, "reasoning_content": None}
         return {"index": choice.index, "delta": delta, "logprobs": logprobs} | choice.ending()
 
     def first(choice: Choice) -> dict[str, Any]:
         return {
             "index": choice.index,
-            "delta": {"role": "assistant", "content": ""},
+            "delta": {"role": "assistant", "content": "", "reasoning_content": None},
             "logprobs": None,
             "finish_reason": None,
             "matched_stop": None,
@@ -156,7 +156,11 @@ async def _answer(
     body = reply.head(chunk=False)
     body["choices"] = [reply.whole(choice) for choice in choices]
     body["usage"] = usage(choices, reply.n)
-    body["metadata"] = {"weight_version": choices[0].weight_version}
+    first = choices[0]
+    body["metadata"] = {
+        "weight_version": first.weight_version,
+        "weight_versions": first.weight_versions,
+    }
     return json_response(body)
 
 
@@ -170,6 +174,8 @@ async def _events(
     given: CommonInput, reply: Reply, submitted: list[Completion], choices: list[Choice]
 ) -> AsyncIterator[bytes]:
     head = reply.head(chunk=True)
+    if reply.kind == "text_completion":
+        head["usage"] = None
     started: set[int] = set()
     async for index, piece in merged(submitted):
         choice = choices[index]

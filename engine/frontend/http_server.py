@@ -28,6 +28,8 @@ POST = ["POST"]
 ROUTES: list[tuple[str, Handler, list[str], Access]] = [
     ("/health", http_info.health, READ, Access.OPEN),
     ("/health_generate", http_info.health_generate, READ, Access.OPEN),
+    ("/ready", http_info.ready, READ, Access.OPEN),
+    ("/ping", http_info.ping, READ, Access.OPEN),
     ("/metrics", http_info.metrics, READ, Access.OPEN),
     ("/generate", http_generate.generate, ["POST", "PUT"], Access.NORMAL),
     ("/v1/completions", http_openai.completions, POST, Access.NORMAL),

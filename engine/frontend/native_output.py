@@ -39,20 +39,12 @@ class NativeOutput:
 
     def add(self, piece: Piece) -> None:
         """Take one piece."""
-        if piece.token_ids or not self._versions:
-            self._note_version(piece)
+        note_version(self._versions, piece, len(self._ids))
         self._text.append(piece.text)
         self._ids += piece.token_ids
         self._output += piece.logprobs
         self._prompt += piece.prompt_logprobs
         self._last = piece
-
-    def _note_version(self, piece: Piece) -> None:
-        start, end = len(self._ids), len(self._ids) + len(piece.token_ids)
-        if self._versions and self._versions[-1]["version"] == piece.weight_version:
-            self._versions[-1]["end"] = end
-        else:
-            self._versions.append({"version": piece.weight_version, "start": start, "end": end})
 
     def body(self) -> dict[str, Any]:
         """The reply."""
@@ -123,6 +115,15 @@ class NativeOutput:
     def _triple(self, logprob: float | None, token_id: int) -> list[Any]:
         text = self._token_text(token_id) if self._token_text else None
         return [logprob, token_id, text]
+
+
+def note_version(spans: list[dict[str, Any]], piece: Piece, num_before: int) -> None:
+    """Which weights made which tokens: extend the last span, or begin one."""
+    end = num_before + len(piece.token_ids)
+    if spans and (not piece.token_ids or spans[-1]["version"] == piece.weight_version):
+        spans[-1]["end"] = end
+    else:
+        spans.append({"version": piece.weight_version, "start": num_before, "end": end})
 
 
 def finish_json(finish: FinishReason | None, length: int) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.frontend.completion import Completion, Piece
+from engine.frontend.native_output import note_version
 from engine.ipc.messages import FinishReason, LogprobEntry
 from engine.tokens.tokenizer import Tokenizer
 
@@ -19,6 +20,7 @@ class Choice:
         self.num_output = 0
         self.cached_tokens = 0
         self.weight_version = ""
+        self.weight_versions: list[dict[str, Any]] = []
         self.logprobs: list[LogprobEntry] = []
         self.prompt_logprobs: list[LogprobEntry] = []
         self.finish: FinishReason | None = None
@@ -26,6 +28,7 @@ class Choice:
     def add(self, piece: Piece) -> None:
         """Take one piece."""
         self.text += piece.text
+        note_version(self.weight_versions, piece, self.num_output)
         self.num_output += len(piece.token_ids)
         self.cached_tokens = piece.cached_tokens
         self.weight_version = piece.weight_version

@@ -28,6 +28,8 @@ from engine.protocol import (
 )
 
 _MIN_PROGRESS_S = 0.25
+# An idle engine needs some milliseconds to say so; a shorter timeout would expire it unheard.
+_MIN_PATIENCE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -91,7 +93,9 @@ class Operations:
                 ErrorCode.TOO_LATE,
                 f"this command came {now - start_by:.1f} s after the last moment it may start",
             )
-        patience_s = timeout_s if mode in (Mode.WAIT, Mode.DRAIN) else self._quick_s(timeout_s)
+        patience_s = max(timeout_s, _MIN_PATIENCE_S)
+        if mode not in (Mode.WAIT, Mode.DRAIN):
+            patience_s = self._quick_s(timeout_s)
         deadline = now + patience_s
         if start_by is not None and mode in (Mode.WAIT, Mode.DRAIN):
             deadline = min(deadline, start_by)
