@@ -42,7 +42,7 @@ def database_from_url(url: str, pool_size: int) -> dict[str, Any]:
     options: dict[str, Any] = dict(parse_qsl(parts.query))
     host = options.pop("host", "") or unquote(parts.hostname or "")
     # A connection is borrowed for one request and given back: idle sockets hold none.
-    options["pool"] = {"min_size": 0, "max_size": pool_size, "timeout": 20, "max_idle": 4}
+    options["pool"] = {"min_size": 0, "max_size": pool_size, "timeout": 20, "max_idle": 2}
     return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": name,
