@@ -1,5 +1,52 @@
-"""Registers who renders the live fragments of each kind of topic; called once by asgi.py."""
+"""Registers who renders the live fragments of each kind of topic; called once by asgi.py.
+
+A fragment is (element id, inner HTML), made by the same cells that the page was first painted with.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from console import fragments
+from console.models import User
+from console.pages.engines import engine_page_cells
+from console.pages.fleet import fleet_cells
+from console.pages.job_cells import job_list_cells
+from console.pages.jobs import job_page_cells
+from console.pages.shell import nav_count
+from console.selectors.engines import engine_get, engine_list
+from console.selectors.jobs import job_get, job_list, jobs_open_count
+from console.templatetags.q_tags import Cells
+
+Fragments = list[tuple[str, str]]
+
+
+def _sent(cells: Cells) -> Fragments:
+    return [(key, str(html)) for key, html in cells.items()] + [
+        ("nav-n", str(nav_count(jobs_open_count())))
+    ]
+
+
+def _fleet(topic: str, user: User) -> Fragments:
+    return _sent(fleet_cells(engine_list()))
+
+
+def _engine(topic: str, user: User) -> Fragments:
+    return _sent(engine_page_cells(engine_get(name=topic.partition(":")[2])))
+
+
+def _job(topic: str, user: User) -> Fragments:
+    job = job_get(job_id=UUID(topic.partition(":")[2]))
+    return _sent(job_page_cells(job))
+
+
+def _jobs(topic: str, user: User) -> Fragments:
+    return _sent(job_list_cells(job_list().items, slot="jobs_rows"))
 
 
 def register_all() -> None:
-    """No page renders fragments yet."""
+    """Called once, before the first socket."""
+    fragments.register("fleet", _fleet)
+    fragments.register("engine", _engine)
+    fragments.register("job", _job)
+    fragments.register("jobs", _jobs)

@@ -1,11 +1,56 @@
 """Paths of the pages."""
 
-from django.urls import path
+from django.urls import path, register_converter
 
-from console.pages import views
+from console.pages import audit, engines, flush, jobs, palette, session, try_it
+from console.pages.fleet import fleet
+
+
+class EngineName:
+    """As in the model: letters, digits and hyphens."""
+
+    regex = "[a-z0-9][a-z0-9-]{0,62}"
+
+    def to_python(self, value: str) -> str:
+        """As it is."""
+        return value
+
+    def to_url(self, value: str) -> str:
+        """As it is."""
+        return value
+
+
+class Seq(EngineName):
+    """An audit number that a database can hold."""
+
+    regex = "[0-9]{1,18}"
+
+    def to_python(self, value: str) -> int:  # type: ignore[override]
+        """A whole number."""
+        return int(value)
+
+    def to_url(self, value: object) -> str:
+        """Its digits."""
+        return str(value)
+
+
+register_converter(EngineName, "engine")
+register_converter(Seq, "seq")
 
 urlpatterns = [
-    path("", views.fleet, name="fleet"),
-    path("login", views.LogIn.as_view(), name="login"),
-    path("logout", views.log_out, name="logout"),
+    path("", fleet, name="fleet"),
+    path("login", session.LogIn.as_view(), name="login"),
+    path("logout", session.log_out, name="logout"),
+    path("engines/<engine:name>", engines.engine, name="engine"),
+    path("engines/<engine:name>/try", try_it.try_it, name="try-it"),
+    path("flush", flush.flush, name="flush"),
+    path("flush/plan", flush.flush_plan, name="flush-plan"),
+    path("jobs", jobs.jobs, name="jobs"),
+    path("jobs/<uuid:job_id>", jobs.job, name="job"),
+    path("jobs/<uuid:job_id>/cancel", jobs.cancel, name="job-cancel"),
+    path("jobs/<uuid:job_id>/extend", jobs.extend, name="job-extend"),
+    path("jobs/<uuid:job_id>/force", jobs.force, name="job-force"),
+    path("audit", audit.audit, name="audit"),
+    path("audit/<seq:seq>", audit.audit_entry, name="audit-entry"),
+    path("palette", palette.palette, name="palette"),
 ]

@@ -67,9 +67,13 @@ def job_list(
     cursor: str | None = None,
     engine_name: str | None = None,
     state: JobState | None = None,
+    is_open: bool = False,
     limit: int = PAGE_ITEMS,
 ) -> Page[Job]:
-    """A page of jobs, newest first. Raises Invalid for a bad cursor, EngineNotFound."""
+    """A page of jobs, newest first; `is_open` keeps those that have not ended.
+
+    Raises Invalid for a bad cursor, EngineNotFound.
+    """
     rows = _rows().order_by("-created_at", "-id")
     if engine_name is not None:
         engine = Engine.objects.filter(name=engine_name).first()
@@ -78,6 +82,8 @@ def job_list(
         rows = rows.filter(engine=engine)
     if state is not None:
         rows = rows.filter(state=state)
+    if is_open:
+        rows = rows.filter(state__in=OPEN_STATES)
     if cursor is not None:
         when_text, id_text = cursor_decode(cursor, 2)
         try:
@@ -104,6 +110,11 @@ def jobs_open(*, engine_name: str | None = None) -> list[Job]:
     if engine_name is not None:
         rows = rows.filter(engine__name=engine_name)
     return list(rows)
+
+
+def jobs_open_count() -> int:
+    """How many jobs have not ended."""
+    return Job.objects.filter(state__in=OPEN_STATES).count()
 
 
 def job_holder(*, engine: Engine) -> Job | None:

@@ -1,16 +1,17 @@
-"""Log-in, log-out and a plain list of engines."""
+"""Log-in and log-out."""
 
 from __future__ import annotations
 
+from typing import Any  # template contexts hold anything
+
 from django.contrib.auth import logout
-from django.contrib.auth.decorators import login_required
 from django.contrib.auth.views import LoginView
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
 from console import notify
-from console.selectors.engines import engine_list
+from console.pages.shell import VERSION
 
 
 class LogIn(LoginView):
@@ -18,6 +19,16 @@ class LogIn(LoginView):
 
     template_name = "login.html"
     redirect_authenticated_user = True
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        """Without the header: nobody is logged in."""
+        return super().get_context_data(
+            **kwargs,
+            bare=True,
+            title="Sign in",
+            version=VERSION,
+            error=bool(self.get_form().errors),
+        )
 
 
 @require_POST
@@ -28,9 +39,3 @@ def log_out(request: HttpRequest) -> HttpResponse:
     if session_key:
         notify.session_closed(session_key)
     return redirect("login")
-
-
-@login_required
-def fleet(request: HttpRequest) -> HttpResponse:
-    """Every engine."""
-    return render(request, "fleet.html", {"engines": engine_list()})

@@ -1,0 +1,123 @@
+"""The live cells of the engine page and of a fleet row: element id → HTML.
+
+The template prints them at first, the live socket sends them again when they change.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+
+from console.pages import words
+from console.selectors.engines import EngineView
+from console.templatetags.q_tags import DASH, Cells, age, cellbar, places, ranks, state
+from engine.protocol import KVUsage, RankView
+
+_NONE = mark_safe('<span class="faint">none</span>')
+_NOT_KNOWN = mark_safe("not known")
+
+
+def kv_cell(kv: KVUsage | None) -> SafeString:
+    """Pages that hold something now, against the pool; then the exact counts."""
+    if kv is None or not kv.total_pages:
+        return DASH
+    filled = kv.used_pages + kv.evictable_pages
+    share = 100 * filled / kv.total_pages
+    return format_html(
+        '{}<span class="sub"><b>{}</b> used · <b>{}</b> evictable · <b>{}</b> total</span>',
+        cellbar(share),
+        f"{kv.used_pages:,}",
+        f"{kv.evictable_pages:,}",
+        f"{kv.total_pages:,}",
+    )
+
+
+def percent(share: float | None) -> SafeString:
+    """`61 %`; `none` when no prompt came in the last minute."""
+    return _NONE if share is None else format_html("{} %", f"{100 * share:.0f}")
+
+
+def rank_cells(view: EngineView, rank: RankView, now: datetime) -> Cells:
+    """One row of the rank table."""
+    key = f"r{rank.dp_rank}"
+    known = view.online and rank.online
+    reported = view.observed_at
+    if reported is not None:
+        reported = datetime.fromtimestamp(reported.timestamp() - rank.age_s, reported.tzinfo)
+    return {
+        f"{key}-st": state(words.rank_word(view, rank)),
+        f"{key}-why": places(words.nonzero(rank.places)) if known else _NOT_KNOWN,
+        f"{key}-run": format_html("{}", rank.running) if known else DASH,
+        f"{key}-wait": format_html("{}", rank.waiting) if known else DASH,
+        f"{key}-kv": kv_cell(rank.kv) if known else DASH,
+        f"{key}-hit": percent(rank.hit_rate) if known else DASH,
+        f"{key}-tps": format_html("{}", f"{rank.decode_tokens_per_s:.0f}") if known else DASH,
+        f"{key}-w": format_html('<span class="mono nowrap">{}</span>', rank.weight_version),
+        f"{key}-age": age(reported, now),
+    }
+
+
+def _sum(view: EngineView) -> SafeString:
+    if not view.ranks:
+        return mark_safe("no rank has reported yet")
+    running = sum(rank.running for rank in view.ranks)
+    waiting = sum(rank.waiting for rank in view.ranks)
+    held = view.state.held_requests if view.state else 0
+    head = words.counted(words.rank_words(view))
+    if not view.online:
+        return format_html("{}", head)
+    return format_html("{}; {} running, {} waiting, {} held", head, running, waiting, held)
+
+
+def _sub(view: EngineView) -> SafeString:
+    if view.state is None:
+        return mark_safe("<span>never seen</span>")
+    return format_html(
+        "<span>{}</span><span>DP {}</span><span>engine {}</span>"
+        '<span>{} epoch <span class="mono">{}</span></span>',
+        view.state.model,
+        len(view.ranks),
+        view.state.version,
+        "" if view.online else "last",
+        view.state.epoch,
+    )
+
+
+def engine_cells(view: EngineView, now: datetime) -> Cells:
+    """Everything on the engine page that changes while it is open, but for the pending panel."""
+    cells: Cells = {
+        "eng-st": state(words.engine_word(view)),
+        "eng-sub": _sub(view),
+        "ranks-sum": _sum(view),
+        "why-flush": format_html("{}", words.why_no_change(view)),
+        "why-try": format_html("{}", "" if view.online else words.why_no_change(view)),
+    }
+    for rank in view.ranks:
+        cells |= rank_cells(view, rank, now)
+    return cells
+
+
+def fleet_row_cells(view: EngineView, now: datetime) -> Cells:
+    """One row of the fleet."""
+    key = f"e-{view.name}"
+    known = view.online and view.state is not None
+    weights = sorted({rank.weight_version for rank in view.ranks})
+    kv = [rank.kv for rank in view.ranks if rank.kv is not None]
+    total = sum(one.total_pages for one in kv)
+    filled = sum(one.used_pages + one.evictable_pages for one in kv)
+    hits = [rank.hit_rate for rank in view.ranks if rank.hit_rate is not None]
+    model = f"{view.state.model} · DP {len(view.ranks)}" if view.state else "never seen"
+    return {
+        f"{key}-st": state(words.engine_word(view)),
+        f"{key}-model": format_html("{}", model),
+        f"{key}-ranks": ranks(words.rank_words(view)) if view.ranks else DASH,
+        f"{key}-run": format_html("{}", sum(r.running for r in view.ranks)) if known else DASH,
+        f"{key}-wait": format_html("{}", sum(r.waiting for r in view.ranks)) if known else DASH,
+        f"{key}-kv": cellbar(100 * filled / total) if known and total else DASH,
+        f"{key}-hit": percent(sum(hits) / len(hits) if hits else None) if known else DASH,
+        f"{key}-w": format_html_join(" ", '<span class="mono">{}</span>', ((w,) for w in weights))
+        or DASH,
+        f"{key}-age": age(view.observed_at, now),
+    }

@@ -1,0 +1,212 @@
+"""The live cells of the job page and of a row of the list of jobs: element id → HTML."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import datetime
+
+from django.template.loader import render_to_string
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+
+from console.models import AuditEntry, Job, JobRankResult
+from console.pages import words
+from console.pages.audit_words import entry_sentence
+from console.pages.job_story import next_of, steps_of
+from console.pages.pending import panel_of_job, panel_render
+from console.templatetags.q_tags import DASH, Cells, at, duration, icon, places, ranks, state, tile
+
+
+def rank_rows(job: Job, num_ranks: int) -> list[JobRankResult]:
+    """The job's rank rows; before the engine has spoken, as many not started as it has ranks."""
+    rows = list(job.ranks.all())
+    if rows:
+        return rows
+    return [JobRankResult(job=job, dp_rank=rank, state="not_started") for rank in range(num_ranks)]
+
+
+def score(rows: list[JobRankResult]) -> list[tuple[str, int]]:
+    """All eight counts, zeros too; their sum is the number of ranks."""
+    counts = Counter(words.rank_result_word(row.state) for row in rows)
+    return [(word, counts[word]) for word in words.SCORE_WORDS]
+
+
+def _score_cells(rows: list[JobRankResult]) -> Cells:
+    return {
+        f"sc-{n}": format_html(
+            '<dt>{}{}</dt><dd class="{}">{}</dd>', tile(word), word, "" if count else "z0", count
+        )
+        for n, (word, count) in enumerate(score(rows))
+    }
+
+
+def _square(row: JobRankResult) -> SafeString:
+    word = words.rank_result_word(row.state)
+    why = words.nonzero(row.places)
+    return format_html(
+        '<a href="#rank-{}">{}<span><b>Rank {}</b><span class="w">{}</span></span>{}</a>',
+        row.dp_rank,
+        tile(word),
+        row.dp_rank,
+        word,
+        format_html(
+            '<span class="why">{}</span>',
+            format_html_join(mark_safe("<br>"), "{} {}", why),
+        )
+        if why
+        else "",
+    )
+
+
+def _rank_cells(row: JobRankResult) -> Cells:
+    key = f"j{row.dp_rank}"
+    if row.places is None:
+        why: SafeString = DASH
+    else:
+        why = places(words.nonzero(row.places))
+    return {
+        f"sq-{row.dp_rank}": _square(row),
+        f"{key}-st": state(words.rank_result_word(row.state)),
+        f"{key}-why": why,
+        f"{key}-note": format_html("{}", row.message or "–"),
+    }
+
+
+def _steps(job: Job) -> SafeString:
+    return format_html_join(
+        "",
+        '<li class="{}"{}>{}<span class="s-t">{}<span class="vh">: {}</span></span>'
+        '<span class="s-x">{}</span>{}</li>',
+        (
+            (
+                "todo" if step.is_todo else "",
+                mark_safe(' aria-current="step"') if step.is_current else "",
+                tile(step.word, step.word),
+                step.title,
+                step.word,
+                step.took,
+                format_html('<span class="s-d">{}</span>', step.detail) if step.detail else "",
+            )
+            for step in steps_of(job)
+        ),
+    )
+
+
+def timeline(entries: list[AuditEntry]) -> SafeString:
+    """The job's audit entries, newest first; the browser adds those it does not have."""
+    return format_html_join(
+        "",
+        '<li id="ev-{}">{}<a class="seq" href="{}">{}</a><span>{}</span></li>',
+        (
+            (
+                entry.seq,
+                at(entry.created_at),
+                reverse("audit-entry", args=[entry.seq]),
+                entry.seq,
+                entry_sentence(entry),
+            )
+            for entry in reversed(entries)
+        ),
+    )
+
+
+def raw_reply(job: Job) -> str:
+    """The engine's last word, as it was stored."""
+    if job.reply is None:
+        return "The engine has not answered yet."
+    return json.dumps(job.reply, indent=2, ensure_ascii=False)
+
+
+def _error(job: Job) -> SafeString:
+    if not job.error:
+        return mark_safe('<span class="faint">none</span>')
+    code, message = job.error.get("code", ""), job.error.get("message", "")
+    return format_html('<span class="mono">{}</span> {}', code, message)
+
+
+def ranks_sum(job: Job, rows: list[JobRankResult]) -> SafeString:
+    """`2 of 2 accounted for`."""
+    known = len(job.ranks.all())
+    if not rows:
+        return mark_safe("not known until the engine answers")
+    return format_html("{} of {} accounted for", known, len(rows))
+
+
+def rank_section(job: Job, rows: list[JobRankResult]) -> SafeString:
+    """Grid and table; replaced as a whole only when the number of ranks changes."""
+    cells: Cells = {}
+    for row in rows:
+        cells |= _rank_cells(row)
+    return render_to_string(
+        "components/job_ranks.html", {"rows": rows, "cells": cells, "dense": len(rows) > 16}
+    )
+
+
+def job_cells(job: Job, entries: list[AuditEntry], num_ranks: int, now: datetime) -> Cells:
+    """Everything on a job's page that changes while it is open."""
+    rows = rank_rows(job, num_ranks)
+    panel = panel_of_job(job, now)
+    following = next_of(job)
+    cells: Cells = {
+        "job-st": state(words.job_word(job), big=True),
+        "pending-slot": panel_render(panel),
+        "job-ranks": rank_section(job, rows),
+        "ranks-sum": ranks_sum(job, rows),
+        "next": format_html(
+            '<div class="next {}">{}<p><b>{}</b> {}</p></div>',
+            following.tone,
+            icon(following.icon),
+            following.lead,
+            following.text,
+        ),
+        "tl": timeline(entries),
+        "raw": format_html("{}", raw_reply(job)),
+        "job-error": _error(job),
+        "job-deadline": _deadline(job),
+        "job-took": format_html("{}", took(job)),
+        "job-mode": format_html("<code>{}</code>", job.mode),
+        "steps": _steps(job),
+        **_score_cells(rows),
+    }
+    for row in rows:
+        cells |= _rank_cells(row)
+    if panel is not None:
+        cells |= panel.cells()
+    return cells
+
+
+def _deadline(job: Job) -> SafeString:
+    if job.deadline_at is None:
+        return mark_safe("none: answered at once") if job.mode == "if_idle" else DASH
+    return format_html("{} s, ends {}", f"{job.timeout_s:g}", at(job.deadline_at))
+
+
+def took(job: Job) -> str:
+    """From asked to ended."""
+    if job.finished_at is None:
+        return "–"
+    return duration(max(0.0, (job.finished_at - job.created_at).total_seconds()))
+
+
+def job_row_cells(job: Job) -> Cells:
+    """One row of a list of jobs."""
+    key = f"job-{job.pk}"
+    rows = list(job.ranks.all())
+    return {
+        f"{key}-st": state(words.job_word(job)),
+        f"{key}-ranks": ranks([words.rank_result_word(row.state) for row in rows])
+        if rows
+        else DASH,
+        f"{key}-took": format_html("{}", took(job)),
+    }
+
+
+def job_list_cells(jobs: list[Job], *, slot: str) -> Cells:
+    """The cells of all rows, and the rows themselves as `slot`, for those that are new."""
+    cells: Cells = {}
+    for job in jobs:
+        cells |= job_row_cells(job)
+    cells[slot] = render_to_string(f"components/{slot}.html", {"jobs": jobs, "cells": cells})
+    return cells

@@ -1,0 +1,152 @@
+"""The list of jobs, one job, and what can be done to it while it is pending."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from uuid import UUID
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect
+from django.views.decorators.http import require_POST, require_safe
+
+from console.choices import HARSHER, JobState, Mode, Via
+from console.clock import db_now
+from console.exceptions import Conflict, ConsoleError, Invalid
+from console.models import Job
+from console.pages.job_cells import job_cells, job_list_cells, rank_rows
+from console.pages.pending import EXTEND_BY_S
+from console.pages.shell import page, page_render
+from console.pages.words import short
+from console.requests import actor_of
+from console.selectors.audit import audit_of_job
+from console.selectors.engines import engine_get, engine_list
+from console.selectors.jobs import job_get, job_list, jobs_open_count
+from console.services.job_control import job_cancel, job_extend, job_force
+from console.templatetags.q_tags import Cells
+
+
+@page
+@require_safe
+def jobs(request: HttpRequest) -> HttpResponse:
+    """A page of jobs, newest first, filtered by engine and state."""
+    engine_name = request.GET.get("engine") or None
+    state_text = request.GET.get("state", "")
+    if state_text and state_text not in (*JobState.values, "open"):
+        raise Invalid(f"state must be one of open, {', '.join(JobState.values)}")
+    cursor = request.GET.get("cursor") or None
+    found = job_list(
+        cursor=cursor,
+        engine_name=engine_name,
+        state=JobState(state_text) if state_text in JobState.values else None,
+        is_open=state_text == "open",
+    )
+    is_plain = not (cursor or engine_name or state_text)
+    return page_render(
+        request,
+        "jobs.html",
+        nav="jobs",
+        title="Jobs",
+        context={
+            "page": found,
+            "cells": job_list_cells(found.items, slot="jobs_rows"),
+            "engine_name": engine_name or "",
+            "state": state_text,
+            "states": JobState.values,
+            "engine_names": [view.name for view in engine_list()],
+            "num_open": jobs_open_count(),
+            "cursor": cursor,
+            "is_filtered": bool(engine_name or state_text),
+            # Only the unfiltered first page grows by itself.
+            "grows": is_plain,
+            "topics": "jobs",
+        },
+    )
+
+
+def job_page_cells(job: Job) -> Cells:
+    """All live cells of a job's page."""
+    view = engine_get(name=job.engine.name)
+    return job_cells(job, audit_of_job(job_id=job.pk), len(view.ranks), db_now())
+
+
+@page
+@require_safe
+def job(request: HttpRequest, job_id: UUID) -> HttpResponse:
+    """One job."""
+    found = job_get(job_id=job_id)
+    cells = job_page_cells(found)
+    return page_render(
+        request,
+        "job.html",
+        nav="jobs",
+        title=f"Flush {found.engine.name}, job {short(found.pk)}",
+        context={
+            "job": found,
+            "short": short(found.pk),
+            "cells": cells,
+            "rows": rank_rows(found, 0),
+            "score_ids": [f"sc-{n}" for n in range(8)],
+            "topics": f"job:{found.pk}",
+        },
+    )
+
+
+def _act(request: HttpRequest, job_id: UUID, do: Callable[[], Job], said: str) -> HttpResponseBase:
+    """Do it; answer a script with a sentence, a plain form with the job's page."""
+    is_script = "application/json" in request.headers.get("Accept", "")
+    try:
+        do()
+    except ConsoleError as error:
+        if is_script:
+            return JsonResponse({"error": error.message, "code": error.code}, status=error.status)
+        raise
+    if is_script:
+        return JsonResponse({"said": said})
+    return redirect("job", job_id=job_id)
+
+
+@page
+@require_POST
+def cancel(request: HttpRequest, job_id: UUID) -> HttpResponseBase:
+    """Cancel it."""
+    actor = actor_of(request, via=Via.UI)
+    return _act(
+        request, job_id, lambda: job_cancel(job_id=job_id, actor=actor), "Cancel was asked for"
+    )
+
+
+@page
+@require_POST
+def extend(request: HttpRequest, job_id: UUID) -> HttpResponseBase:
+    """Move its deadline."""
+    actor = actor_of(request, via=Via.UI)
+    try:
+        by_s = float(request.POST.get("by_s", EXTEND_BY_S))
+    except ValueError as error:
+        raise Invalid("by_s must be a number of seconds") from error
+    if not math.isfinite(by_s):
+        raise Invalid("by_s must be a finite number of seconds")
+    return _act(
+        request,
+        job_id,
+        lambda: job_extend(job_id=job_id, by_s=by_s, actor=actor),
+        f"Deadline moved by {by_s:g} seconds",
+    )
+
+
+@page
+@require_POST
+def force(request: HttpRequest, job_id: UUID) -> HttpResponseBase:
+    """Take the next harsher mode; refused when it is not the one that the page offered."""
+    actor = actor_of(request, via=Via.UI)
+    offered = request.POST.get("to", "")
+
+    def do() -> Job:
+        harsher = HARSHER.get(Mode(job_get(job_id=job_id).mode), "")
+        if offered and offered != harsher:
+            raise Conflict(f"this page offered {offered}; meanwhile the next mode is {harsher}")
+        return job_force(job_id=job_id, actor=actor)
+
+    return _act(request, job_id, do, f"Forced to {offered}" if offered else "Forced")

@@ -1,0 +1,92 @@
+"""The command palette's lines: places, engines, jobs and forms. It opens them; it runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+
+from console.pages.shell import page
+from console.pages.words import engine_word, job_word, short
+from console.selectors.engines import engine_list
+from console.selectors.jobs import job_list, jobs_open
+
+MAX_OF_A_KIND = 6
+
+
+@dataclass(frozen=True)
+class Option:
+    """One line."""
+
+    group: str
+    icon: str
+    text: str
+    hint: str
+    href: str
+
+
+def _all() -> list[Option]:
+    open_jobs = jobs_open()
+    needs = [
+        Option(
+            "Needs you",
+            "question-mark" if job_word(job) == "unknown" else "hourglass-empty",
+            f"Job {short(job.pk)} · Flush {job.engine.name}",
+            job_word(job),
+            reverse("job", args=[job.pk]),
+        )
+        for job in open_jobs
+    ]
+    views = engine_list()
+    engines = [
+        Option(
+            "Engines", "server", view.name, engine_word(view), reverse("engine", args=[view.name])
+        )
+        for view in views
+    ]
+    actions = [
+        Option(
+            "Actions",
+            "droplet-off",
+            f"Flush {view.name}…",
+            "opens the plan, runs nothing",
+            f"{reverse('flush')}?engine={view.name}",
+        )
+        for view in views
+    ]
+    places = [
+        Option("Places", "server", "Go to Fleet", "g f", reverse("fleet")),
+        Option("Places", "list-check", "Go to Jobs", "g j", reverse("jobs")),
+        Option("Places", "shield-check", "Go to Audit", "g a", reverse("audit")),
+    ]
+    known = {job.pk for job in open_jobs}
+    recent = [
+        Option(
+            "Recent jobs",
+            "list-check",
+            f"Job {short(job.pk)} · Flush {job.engine.name}",
+            job_word(job),
+            reverse("job", args=[job.pk]),
+        )
+        for job in job_list(limit=20).items
+        if job.pk not in known
+    ]
+    return [*needs, *engines, *actions, *places, *recent]
+
+
+@page
+@require_safe
+def palette(request: HttpRequest) -> HttpResponse:
+    """Lines whose text holds every word of `q`, a few of a kind."""
+    wanted = request.GET.get("q", "")[:100].lower().split()
+    shown: list[Option] = []
+    counts: dict[str, int] = {}
+    for option in _all():
+        text = f"{option.text} {option.hint}".lower()
+        if all(word in text for word in wanted) and counts.get(option.group, 0) < MAX_OF_A_KIND:
+            counts[option.group] = counts.get(option.group, 0) + 1
+            shown.append(option)
+    return render(request, "components/palette_options.html", {"options": shown})

@@ -1,0 +1,197 @@
+"""The panel of a pending operation: its deadline, what is not idle, and what can be done.
+
+Made from a job (job page) or from what the engine says (engine page). The panel's structure is
+replaced only when `key` changes; its cells change by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from django.template.loader import render_to_string
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+
+from console.choices import HARSHER, TERMINAL_STATES, JobState, Mode
+from console.models import Job
+from console.pages import words
+from console.selectors.engines import EngineView
+from console.templatetags.q_tags import Cells, at, mmss, places, state
+from engine.protocol import RankState
+
+EXTEND_BY_S = 60
+
+FORCE_EFFECT = {
+    Mode.DRAIN: "New requests are held; the running ones finish, then every rank is flushed.",
+    Mode.ABORT: "The running requests end at once with finish_reason abort. Their clients see it.",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What the panel shows. Without `job_id` it is a stranger's operation: look, do not touch."""
+
+    job_id: UUID | None
+    op_id: str
+    word: str
+    mode: Mode
+    is_job_page: bool
+    requested_by: str
+    reason: str
+    start_at: datetime | None
+    end_at: datetime | None
+    blockers: tuple[tuple[int, tuple[tuple[str, int], ...]], ...]
+    note: str
+    now: datetime
+
+    @property
+    def key(self) -> str:
+        """Changes when buttons or headings do."""
+        return f"{self.op_id}:{self.mode}:{'dl' if self.end_at else 'open'}"
+
+    @property
+    def short(self) -> str:
+        """The job's short id."""
+        return words.short(self.op_id)
+
+    @property
+    def harsher(self) -> str:
+        """The mode that Force takes; empty when there is none."""
+        return str(HARSHER.get(self.mode, ""))
+
+    @property
+    def force_effect(self) -> str:
+        """What Force does to requests."""
+        return FORCE_EFFECT.get(Mode(self.harsher), "") if self.harsher else ""
+
+    @property
+    def total_s(self) -> float:
+        """From start to deadline."""
+        if self.start_at is None or self.end_at is None:
+            return 0.0
+        return max(0.0, (self.end_at - self.start_at).total_seconds())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the start, no more than the whole."""
+        if self.start_at is None:
+            return 0.0
+        return min(self.total_s, max(0.0, (self.now - self.start_at).total_seconds()))
+
+    @property
+    def elapsed_percent(self) -> str:
+        """For the deadline line."""
+        return f"{100 * self.elapsed_s / self.total_s:.2f}" if self.total_s else "0"
+
+    def cells(self) -> Cells:
+        """What changes inside the panel."""
+        left_s = self.total_s - self.elapsed_s
+        return {
+            "pend-st": state(self.word),
+            "blockers": self._blockers(),
+            "pend-note": format_html("{}", self.note),
+            "dl-elapsed": format_html("{}", mmss(self.elapsed_s)),
+            "dl-total": format_html("{}", mmss(round(self.total_s))),
+            "dl-at": at(self.end_at),
+            "left-s": format_html("{}", mmss(left_s + 0.99)),
+            "left-of": format_html("{}", mmss(round(self.total_s))),
+        }
+
+    def _blockers(self) -> SafeString:
+        if not self.blockers:
+            return mark_safe('<span class="muted">nothing</span>')
+        return format_html_join(
+            "",
+            '<span class="hs"><a href="#rank-{0}">rank {0}</a>{1}</span>',
+            ((rank, places(pairs)) for rank, pairs in self.blockers),
+        )
+
+
+def _note(word: str, mode: Mode, awaited: list[int]) -> str:
+    if word == "blocked":
+        return "Another operation holds this engine. This one starts when that one has ended."
+    if word == "queued":
+        return "Not sent yet: a worker takes it within a second. Nothing has changed."
+    if word == "cancelling":
+        return "Cancelling: the engine says how it ended."
+    if word in ("committing", "verifying", "compensating"):
+        return "Decided: cancel and deadline no longer apply."
+    if not awaited:
+        return "Every rank is idle; the flush follows at once."
+    names = ", ".join(str(rank) for rank in awaited)
+    noun = "rank" if len(awaited) == 1 else "ranks"
+    if mode in (Mode.WAIT, Mode.IF_IDLE):
+        return (
+            f"New requests still reach {noun} {names}. Steady load can starve a wait; "
+            "drain holds new requests instead."
+        )
+    return f"New requests are held. Awaited: {noun} {names}."
+
+
+def panel_of_job(job: Job, now: datetime) -> Panel | None:
+    """The panel on a job's own page; None once it has ended, or while its outcome is unknown."""
+    if job.state in TERMINAL_STATES or job.state == JobState.RECONCILING:
+        return None
+    word = words.job_word(job)
+    blockers = tuple(
+        (row.dp_rank, tuple(words.nonzero(row.places)))
+        for row in job.ranks.all()
+        if words.nonzero(row.places)
+    )
+    start_at = job.dispatched_at or job.created_at
+    if job.deadline_at is not None and job.dispatched_at is None:
+        start_at = job.deadline_at - timedelta(seconds=job.timeout_s)
+    return Panel(
+        job_id=job.pk,
+        op_id=str(job.pk),
+        word=word,
+        mode=Mode(job.mode),
+        is_job_page=True,
+        requested_by=job.requested_by_name,
+        reason=job.reason,
+        start_at=start_at,
+        end_at=job.deadline_at,
+        blockers=blockers,
+        note=_note(word, Mode(job.mode), [rank for rank, _ in blockers]),
+        now=now,
+    )
+
+
+def panel_of_engine(view: EngineView, job: Job | None, now: datetime) -> Panel | None:
+    """The panel on an engine's page; `job` is the console's job behind the operation, if any."""
+    pending = view.pending
+    if pending is None or not view.online:
+        return None
+    operation = pending.view
+    mode = Mode(operation.mode)
+    end_at = None if mode == Mode.IF_IDLE else pending.deadline_at
+    assert view.state is not None
+    ran_s = view.state.clock_s - operation.started_clock_s
+    observed_at = view.observed_at or now
+    return Panel(
+        job_id=pending.job_id,
+        op_id=operation.op_id,
+        word=str(operation.phase),
+        mode=mode,
+        is_job_page=False,
+        requested_by=job.requested_by_name if job else operation.requested_by,
+        reason=job.reason if job else "",
+        start_at=observed_at - timedelta(seconds=max(0.0, ran_s)),
+        end_at=end_at,
+        blockers=tuple(
+            (part.dp_rank, tuple(words.nonzero(part.places)))
+            for part in operation.ranks
+            if words.nonzero(part.places) and part.state is not RankState.PARKED
+        ),
+        note=_note(str(operation.phase), mode, operation.awaited_ranks),
+        now=now,
+    )
+
+
+def panel_render(panel: Panel | None) -> SafeString:
+    """The whole panel; nothing when no operation is pending."""
+    if panel is None:
+        return SafeString("")
+    return render_to_string("components/pending.html", {"p": panel, "cells": panel.cells()})
