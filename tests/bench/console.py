@@ -1,0 +1,154 @@
+"""POST /jobs on an idle engine until its terminal state is seen on a WebSocket: p50 and p99.
+
+    .venv/bin/python tests/bench/console.py [--jobs 200] [--write]
+
+The whole real stack as bin/run starts it, real engine included, in a state folder of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import websockets
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT)  # not this folder: here `engine` would be the other bench
+
+from tests.bench.engine import write  # noqa: E402
+from tests.fakes.stack import free_port  # noqa: E402
+
+TERMINAL = ("succeeded", "failed", "partial", "expired", "cancelled", "interrupted")
+
+
+class Stack:
+    """bin/run's second half, in the foreground of this process's group."""
+
+    def __init__(self) -> None:
+        self.dir = Path(tempfile.mkdtemp(prefix="qb-"))
+        self.port, engine_port = free_port(), free_port()
+        kernels = ROOT / "var" / "test-cache" / "ext"
+        if kernels.exists():
+            (self.dir / "kernels").symlink_to(kernels)
+        self.log = (self.dir / "run.log").open("w+")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, str(ROOT / "bin" / "lib" / "supervise.py")),
+                *("--state-dir", str(self.dir), "--port", str(self.port)),
+                *("--engine-port", str(engine_port)),
+            ],
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 120
+        while "ready" not in (self.dir / "run.log").read_text():
+            assert self.process.poll() is None, (self.dir / "run.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.token = (self.dir / "admin-token").read_text().strip()
+        self.password = (self.dir / "admin-password").read_text().strip()
+
+    def cookies(self) -> str:
+        """A logged-in session, as a Cookie header."""
+        with httpx.Client(base_url=self.base) as client:
+            client.get("/login")
+            csrf = client.cookies["quiesce_csrf"]
+            answer = client.post(
+                "/login",
+                data={
+                    "username": "admin",
+                    "password": self.password,
+                    "csrfmiddlewaretoken": csrf,
+                },
+                headers={"Origin": self.base},
+            )
+            assert answer.status_code == 302, answer.text
+            return "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(30)
+        self.log.close()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+async def measure(stack: Stack, jobs: int) -> list[float]:
+    """Seconds of each job; the first few warm up."""
+    took = []
+    headers = {"Authorization": f"Bearer {stack.token}"}
+    url = f"ws://127.0.0.1:{stack.port}/ws/live/"
+    async with (
+        httpx.AsyncClient(base_url=stack.base, headers=headers, timeout=30) as client,
+        websockets.connect(
+            url, additional_headers={"Cookie": stack.cookies(), "Origin": stack.base}
+        ) as socket,
+    ):
+        for number in range(jobs + 5):
+            start = time.perf_counter()
+            answer = await client.post(
+                "/api/v1/jobs",
+                json={
+                    "engine": "local",
+                    "kind": "flush_cache",
+                    "params": {"timeout_s": 10, "mode": "wait"},
+                    "reason": "bench",
+                },
+            )
+            assert answer.status_code == 202, answer.text
+            topic = f"job:{answer.json()['id']}"
+            await socket.send(json.dumps({"type": "subscribe", "topics": [topic]}))
+            await _terminal(socket, topic)
+            if number >= 5:
+                took.append(time.perf_counter() - start)
+            await socket.send(json.dumps({"type": "unsubscribe", "topics": [topic]}))
+    return sorted(took)
+
+
+async def _terminal(socket: websockets.ClientConnection, topic: str) -> None:
+    while True:
+        message = json.loads(await asyncio.wait_for(socket.recv(), 20))
+        if message.get("topic") == topic and message.get("type") == "update":
+            state = message["data"]["state"]
+            if state in TERMINAL:
+                assert state == "succeeded", message
+                return
+
+
+def main() -> None:
+    """Measure, print, and write if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
+    args = parser.parse_args()
+    before = os.getloadavg()[0]
+    stack = Stack()
+    try:
+        took = asyncio.run(measure(stack, args.jobs))
+    finally:
+        stack.stop()
+    p50, p99 = took[len(took) // 2], took[min(len(took) - 1, int(len(took) * 0.99))]
+    text = (
+        f"{datetime.now(UTC):%Y-%m-%d}, {len(took)} jobs one after another, SQLite, embedded "
+        f"Valkey, 2 ranks; load {before:.1f} before, {os.getloadavg()[0]:.1f} after: "
+        f"p50 {p50 * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms, max {took[-1] * 1000:.0f} ms."
+    )
+    print(text)
+    if args.write:
+        write("console", text)
+
+
+if __name__ == "__main__":
+    main()
