@@ -86,7 +86,7 @@ class EngineFollower:
 
     def _run(self) -> None:
         stream = EventStream(self._context, self.engine.events_address)
-        client = EngineClient(self._context, self.engine.control_address)
+        client = EngineClient(self._context, self.engine.control_address, name="quiesce-relay")
         try:
             self._recall()
             while not self._stop.is_set():
@@ -154,7 +154,6 @@ class EngineFollower:
             return
         self._asked_at = now_s
         try:
-            client.hello(client="quiesce-relay", timeout_s=ASK_S)
             reply = client.call(Snapshot(), timeout_s=ASK_S)
         except (EngineTimeout, ProtocolError):
             return

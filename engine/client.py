@@ -55,9 +55,13 @@ class EngineClient:
     late answer to a forgotten question can never be taken for the answer to a new one.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, *, name: str = "client"
+    ) -> None:
         self._context = context
         self._address = address
+        self._name = name
+        self._is_greeted = False
         self._socket: zmq.Socket[bytes] | None = None
         self._backlog: deque[Response] = deque()
         self._sent = 0
@@ -78,6 +82,7 @@ class EngineClient:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        self._is_greeted = False
         self._backlog.clear()
 
     def reset(self) -> None:
@@ -104,10 +109,13 @@ class EngineClient:
         return self._socket
 
     def send(self, command: Command, *, timeout_s: float) -> str:
-        """Send one command; returns the id that its responses carry.
+        """Send one command, after Hello on a new socket; returns the id its responses carry.
 
-        Raises EngineTimeout when no engine is connected in time; then nothing was sent.
+        Raises EngineTimeout when no engine is connected in time; then nothing was sent. Raises
+        ProtocolError when the engine does not welcome us.
         """
+        if not self._is_greeted and not isinstance(command, Hello):
+            self.hello(timeout_s=timeout_s)
         self._sent += 1
         request_id = f"{self._sent}.{secrets.token_hex(8)}"
         frame = encode_request(Request(id=request_id, command=command))
@@ -157,14 +165,14 @@ class EngineClient:
         self.reset()
         raise EngineTimeout(f"no reply from the engine in {timeout_s:.1f} s")
 
-    def hello(self, *, client: str, timeout_s: float) -> tuple[Welcome, float]:
+    def hello(self, *, timeout_s: float) -> tuple[Welcome, float]:
         """Greet: the Welcome, and the monotonic time at which Hello was sent.
 
         Raises EngineTimeout, or ProtocolError when the engine speaks another version.
         """
         sent_at = time.monotonic()
         reply = self.call(
-            Hello(protocol_version=PROTOCOL_VERSION, client=client), timeout_s=timeout_s
+            Hello(protocol_version=PROTOCOL_VERSION, client=self._name), timeout_s=timeout_s
         )
         if isinstance(reply, Failure):
             raise ProtocolError(reply.code, reply.message)
@@ -175,6 +183,7 @@ class EngineClient:
                 ErrorCode.VERSION_MISMATCH,
                 f"the engine speaks version {reply.protocol_version}, this is {PROTOCOL_VERSION}",
             )
+        self._is_greeted = True
         return reply, sent_at
 
 

@@ -47,9 +47,7 @@ class ZMQConversation:
     def hello(self, *, timeout_s: float) -> Greeting:
         """Greet. Raises EngineSilent, ProtocolError."""
         try:
-            welcome, sent_at_s = self._client.hello(
-                client=f"quiesce-console/{os.getpid()}", timeout_s=timeout_s
-            )
+            welcome, sent_at_s = self._client.hello(timeout_s=timeout_s)
         except EngineTimeout as error:
             raise EngineSilent(str(error)) from error
         return Greeting(welcome=welcome, sent_at_s=sent_at_s)
@@ -58,7 +56,7 @@ class ZMQConversation:
         """Send one command."""
         try:
             return self._client.send(command, timeout_s=timeout_s)
-        except EngineTimeout as error:
+        except (EngineTimeout, ProtocolError) as error:
             raise EngineSilent(str(error)) from error
 
     def receive(self, *, timeout_s: float) -> Response | None:
@@ -87,5 +85,6 @@ class ZMQGateway:
     @contextmanager
     def converse(self, engine: Engine) -> Iterator[Conversation]:
         """A conversation with `engine` on a socket of its own."""
-        with EngineClient(zmq_context(), engine.control_address) as client:
+        name = f"quiesce-console/{os.getpid()}"
+        with EngineClient(zmq_context(), engine.control_address, name=name) as client:
             yield ZMQConversation(client)

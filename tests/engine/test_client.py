@@ -51,10 +51,18 @@ def submit(engine, op_id="op-1", timeout_s=10.0):
 
 def test_hello_is_welcomed_and_says_when_it_was_sent(client, fake_engine):
     before = time.monotonic()
-    welcome, sent_at = client.hello(client="test", timeout_s=1)
+    welcome, sent_at = client.hello(timeout_s=1)
     assert isinstance(welcome, Welcome)
     assert before <= sent_at <= time.monotonic()
     assert welcome.epoch == fake_engine.epoch
+
+
+def test_a_new_socket_greets_before_anything_else(client, fake_engine):
+    client.call(Snapshot(), timeout_s=1)
+    client.reset()
+    client.call(Snapshot(), timeout_s=1)
+    kinds = [type(got.command) for got in fake_engine.received]
+    assert kinds == [Hello, Snapshot, Hello, Snapshot]
 
 
 def test_a_submit_gets_progress_and_one_answer(client, fake_engine):
@@ -93,11 +101,11 @@ def test_z01_an_absent_engine_is_a_timeout_and_gets_nothing_later(context, fake_
         fake_engine.start()
         time.sleep(0.3)
         assert fake_engine.received == []
-        assert client.hello(client="test", timeout_s=2)[0].ready
+        assert client.hello(timeout_s=2)[0].ready
 
 
 def test_z01_a_lost_reply_does_not_block_the_next_question(client, fake_engine):
-    client.hello(client="test", timeout_s=1)
+    client.hello(timeout_s=1)
     fake_engine.drop_everything = True
     with pytest.raises(EngineTimeout, match="no reply"):
         client.call(Snapshot(), timeout_s=0.3)
@@ -121,7 +129,7 @@ def test_z03_every_socket_has_an_identity_of_its_own_and_returns_at_once(context
     clients = [EngineClient(context, fake_engine.control_address) for _ in range(5)]
     for _ in range(3):
         for client in clients:
-            client.hello(client="test", timeout_s=1)
+            client.hello(timeout_s=1)
         for client in clients:
             client.reset()  # as by a death: the next socket is a new one
     identities = [got.identity for got in fake_engine.received]
@@ -142,7 +150,7 @@ def test_z03_no_reply_reaches_another_client(context, fake_engine):
 
 
 def test_options_are_set_before_connecting(client):
-    client.hello(client="test", timeout_s=1)
+    client.hello(timeout_s=1)
     socket = client._socket
     assert socket.getsockopt(zmq.IMMEDIATE) == 1
     assert socket.getsockopt(zmq.SNDHWM) == socket.getsockopt(zmq.RCVHWM) == 100

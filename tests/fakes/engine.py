@@ -150,6 +150,7 @@ class FakeEngine:
         self.epoch = f"{self._starts}-{secrets.token_hex(4)}"
         self.seq = 0
         self.ring: deque[Event] = deque(maxlen=1000)
+        self._greeted: set[bytes] = set()
         self.pending: _Pending | None = None
         self._committing_until = 0.0
         self._stop.clear()
@@ -247,6 +248,11 @@ class FakeEngine:
         if self.drop_everything:
             return
         if self.drop_submits and isinstance(request.command, Submit):
+            return
+        if isinstance(request.command, Hello):
+            self._greeted.add(identity)
+        elif identity not in self._greeted:
+            self._send(identity, request.id, self._failure(ErrorCode.BAD_MESSAGE, "Hello first"))
             return
         reply = self._reply(identity, request)
         if reply is not None:
