@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import random
 import time
@@ -189,20 +188,19 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             await asyncio.sleep(COALESCE_S)
 
     async def _refresh(self, topic: str) -> None:
-        state = await self._read(topic)
         last = self._topics.get(topic)
         if last is None:
             return
+        state = await self._read(topic, last[1])
+        if self._topics.get(topic) is not last:
+            return  # asked for anew, or no more, meanwhile
         if state is None:
             await self._say({"type": "gone", "topic": topic})
             await self._forget(topic)
             return
-        digest = hashlib.sha256(
-            json.dumps([state.data, state.fragments], sort_keys=True).encode()
-        ).digest()
-        if state.version < last[0] or digest == last[1]:
+        if state.version < last[0] or state.digest == last[1]:
             return  # never backwards, never the same twice
-        self._topics[topic] = (state.version, digest)
+        self._topics[topic] = (state.version, state.digest)
         if state.is_final:
             self._final.add(topic)
         await self._say(
@@ -216,8 +214,10 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             }
         )
 
-    async def _read(self, topic: str) -> TopicState | None:
-        state: TopicState | None = await database_sync_to_async(topic_read)(topic, self._user)
+    async def _read(self, topic: str, known: bytes) -> TopicState | None:
+        state: TopicState | None = await database_sync_to_async(topic_read)(
+            topic, self._user, known
+        )
         return state
 
     async def _session_is_alive(self) -> bool:

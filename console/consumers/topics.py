@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from dataclasses import dataclass
 from typing import Any  # JSON objects
@@ -26,6 +28,7 @@ class TopicState:
     """One reading. `is_final`: nothing will change any more, so it need not be read again."""
 
     version: int
+    digest: bytes  # of `data`: fragments also tell the time, which is not news
     data: dict[str, Any]
     fragments: list[tuple[str, str]]
     is_final: bool = False
@@ -38,8 +41,11 @@ def topic_is_known(topic: object) -> bool:
     )
 
 
-def topic_read(topic: str, user: User) -> TopicState | None:
-    """The topic as `user` may see it now; None when there is no such thing."""
+def topic_read(topic: str, user: User, known: bytes = b"") -> TopicState | None:
+    """The topic as `user` may see it now; None when there is no such thing.
+
+    Fragments are rendered only when the data is not that of the digest `known`.
+    """
     kind, _, name = topic.partition(":")
     final = False
     try:
@@ -64,6 +70,11 @@ def topic_read(topic: str, user: User) -> TopicState | None:
                 }
     except NotFound:
         return None
+    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).digest()
     return TopicState(
-        version=version, data=data, fragments=fragments.render(topic, user), is_final=final
+        version=version,
+        digest=digest,
+        data=data,
+        fragments=fragments.render(topic, user) if digest != known else [],
+        is_final=final,
     )
