@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from typing import Any  # a parsed body is any JSON object
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
+from console.choices import Via
 from console.exceptions import Invalid
 from console.models import AuditEntry
 from console.pages.audit_words import entry_reason, entry_sentence, entry_word
 from console.pages.shell import page, page_render
 from console.pages.words import short
 from console.selectors.audit import audit_body, audit_get, audit_head, audit_list, audit_of_job
+
+
+def _via(actor: dict[str, Any]) -> str:
+    via = str(actor.get("via", ""))
+    return str(Via(via).label) if via in Via.values else via
 
 
 def _row(entry: AuditEntry) -> dict[str, object]:
@@ -23,7 +30,7 @@ def _row(entry: AuditEntry) -> dict[str, object]:
         "entry": entry,
         "word": entry_word(entry),
         "reason": entry_reason(entry),
-        "via": actor.get("via", ""),
+        "via": _via(actor),
         "token": actor.get("token", ""),
         "request": str(actor.get("request", ""))[:8],
         "job_short": short(entry.job_id) if entry.job_id else "",
@@ -79,6 +86,7 @@ def audit_entry(request: HttpRequest, seq: int) -> HttpResponse:
             "word": entry_word(entry),
             "sentence": entry_sentence(entry),
             "actor": body.get("actor", {}),
+            "via": _via(body.get("actor", {})),
             "process": body.get("process", ""),
             "facts": facts,
             "ranks": body.get("ranks", []),

@@ -7,6 +7,7 @@ from typing import Any  # a parsed body is any JSON object
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from console.choices import AuditStage
 from console.models import AuditEntry
 from console.selectors.audit import audit_body
 from console.templatetags.q_tags import STATES
@@ -34,6 +35,7 @@ _SENTENCES = {
 
 
 def _more(body: dict[str, Any]) -> str:
+    """Why, as far as the entry itself says it: an error, a note, a reason, a number."""
     error = body.get("error")
     if isinstance(error, dict) and error.get("message"):
         return str(error["message"])
@@ -49,7 +51,10 @@ def _more(body: dict[str, Any]) -> str:
 
 def entry_sentence(entry: AuditEntry) -> SafeString:
     """What happened, by whom, and why."""
-    more = _more(audit_body(entry))
+    body = audit_body(entry)
+    if entry.stage == AuditStage.OUTCOME:
+        body.pop("reason", None)  # of the asking, not of the end
+    more = _more(body)
     return format_html(
         '{} <span class="muted">by {}{}</span>',
         _SENTENCES.get(entry.action, entry.action),

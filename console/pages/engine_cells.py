@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from console.models import Job
 from console.pages import words
 from console.selectors.engines import EngineView
-from console.templatetags.q_tags import DASH, Cells, age, cellbar, places, ranks, state
+from console.templatetags.q_tags import DASH, Cells, age, cellbar, places, ranks, state, tile
 from engine.protocol import KVUsage, RankView
 
 _NONE = mark_safe('<span class="faint">none</span>')
@@ -99,7 +101,24 @@ def engine_cells(view: EngineView, now: datetime) -> Cells:
     return cells
 
 
-def fleet_row_cells(view: EngineView, now: datetime) -> Cells:
+def _last_job(job: Job | None, now: datetime) -> SafeString:
+    if job is None:
+        return mark_safe('<span class="faint">none yet</span>')
+    word = words.job_word(job)
+    return format_html(
+        '<a class="main fw-medium" href="{}"><span class="st">{}<span>Flush '
+        '<span class="mono">{}</span></span></span></a>'
+        '<span class="sub">{} · {}, {}</span>',
+        reverse("job", args=[job.pk]),
+        tile(word, word),
+        words.short(job.pk),
+        word,
+        job.requested_by_name,
+        age(job.created_at, now),
+    )
+
+
+def fleet_row_cells(view: EngineView, job: Job | None, now: datetime) -> Cells:
     """One row of the fleet."""
     key = f"e-{view.name}"
     known = view.online and view.state is not None
@@ -120,4 +139,5 @@ def fleet_row_cells(view: EngineView, now: datetime) -> Cells:
         f"{key}-w": format_html_join(" ", '<span class="mono">{}</span>', ((w,) for w in weights))
         or DASH,
         f"{key}-age": age(view.observed_at, now),
+        f"{key}-last": _last_job(job, now),
     }

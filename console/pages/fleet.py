@@ -17,7 +17,7 @@ from console.pages.engine_cells import fleet_row_cells
 from console.pages.shell import page, page_render
 from console.pages.words import rank_words
 from console.selectors.engines import EngineView, engine_list
-from console.selectors.jobs import jobs_open
+from console.selectors.jobs import jobs_newest, jobs_open
 from console.templatetags.q_tags import Cells, icon
 
 
@@ -80,8 +80,9 @@ def fleet_cells(views: list[EngineView]) -> Cells:
         ),
         **condition_cells(views, open_jobs),
     }
+    newest = jobs_newest()
     for view in views:
-        cells |= fleet_row_cells(view, now)
+        cells |= fleet_row_cells(view, newest.get(view.engine.pk), now)
     cells["fleet_rows"] = render_to_string(
         "components/fleet_rows.html", {"engines": views, "cells": cells}
     )

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from console.choices import JobKind, Mode, OnConflict, Via
 from console.clock import db_now
 from console.exceptions import ConsoleError, EngineNotFound, IdempotencyMismatch, Invalid
-from console.pages.shell import page, page_render
+from console.pages.shell import page, page_render, see_other
 from console.pages.words import nonzero, why_no_change
 from console.requests import actor_of
 from console.selectors.engines import EngineView, engine_get, engine_list
@@ -189,7 +190,7 @@ def flush(request: HttpRequest) -> HttpResponseBase:
         form.errors["form"] = f"Refused, nothing was sent: {error.message}."
         form.errors["holder"] = str(error.facts.get("holder") or "")
         return _form_page(request, form, status=error.status)
-    return redirect("job", job_id=asked.job.pk, permanent=False)
+    return see_other(reverse("job", args=[asked.job.pk]))
 
 
 @page

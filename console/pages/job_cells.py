@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from console.choices import RankState
 from console.models import AuditEntry, Job, JobRankResult
 from console.pages import words
 from console.pages.audit_words import entry_sentence
@@ -62,19 +63,19 @@ def _square(row: JobRankResult) -> SafeString:
 
 def _rank_cells(row: JobRankResult) -> Cells:
     key = f"j{row.dp_rank}"
-    if row.places is None:
-        why: SafeString = DASH
-    else:
-        why = places(words.nonzero(row.places))
+    # A rank that parked or flushed was fully idle; of others only what they reported is known.
+    is_idle = row.state in (RankState.PARKED, RankState.SUCCEEDED)
+    why = DASH if row.places is None and not is_idle else places(words.nonzero(row.places))
+    note = row.message or ("flushed" if row.state == RankState.SUCCEEDED else "–")
     return {
         f"sq-{row.dp_rank}": _square(row),
         f"{key}-st": state(words.rank_result_word(row.state)),
         f"{key}-why": why,
-        f"{key}-note": format_html("{}", row.message or "–"),
+        f"{key}-note": format_html("{}", note),
     }
 
 
-def _steps(job: Job) -> SafeString:
+def _steps(job: Job, now: datetime) -> SafeString:
     return format_html_join(
         "",
         '<li class="{}"{}>{}<span class="s-t">{}<span class="vh">: {}</span></span>'
@@ -89,7 +90,7 @@ def _steps(job: Job) -> SafeString:
                 step.took,
                 format_html('<span class="s-d">{}</span>', step.detail) if step.detail else "",
             )
-            for step in steps_of(job)
+            for step in steps_of(job, now)
         ),
     )
 
@@ -167,7 +168,7 @@ def job_cells(job: Job, entries: list[AuditEntry], num_ranks: int, now: datetime
         "job-deadline": _deadline(job),
         "job-took": format_html("{}", took(job)),
         "job-mode": format_html("<code>{}</code>", job.mode),
-        "steps": _steps(job),
+        "steps": _steps(job, now),
         **_score_cells(rows),
     }
     for row in rows:
@@ -180,7 +181,9 @@ def job_cells(job: Job, entries: list[AuditEntry], num_ranks: int, now: datetime
 def _deadline(job: Job) -> SafeString:
     if job.deadline_at is None:
         return mark_safe("none: answered at once") if job.mode == "if_idle" else DASH
-    return format_html("{} s, ends {}", f"{job.timeout_s:g}", at(job.deadline_at))
+    asked_s = float(job.params.get("timeout_s", job.timeout_s))
+    ends = "ended" if job.finished_at else "ends"
+    return format_html("{} {} (asked: {} s)", ends, at(job.deadline_at), f"{asked_s:g}")
 
 
 def took(job: Job) -> str:

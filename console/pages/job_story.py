@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from console.choices import JobState, Mode
 from console.models import Job
 from console.pages import words
-from console.templatetags.q_tags import at, duration
+from console.templatetags.q_tags import age, at, duration
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Step:
 
     word: str
     title: str
-    took: str = ""
+    took: str | SafeString = ""
     detail: str = ""
     is_current: bool = False
 
@@ -43,8 +43,12 @@ class Next:
     text: SafeString
 
 
-_WAITED = ("waiting for idle", "preparing", "cancelling")
 _COMMITTED = ("committing", "verifying", "compensating")
+
+
+def _counting(start: datetime | None, now: datetime) -> SafeString:
+    """The time so far; the browser goes on counting."""
+    return age(start, now) if start is not None else SafeString("")
 
 
 def _took(start: datetime | None, end: datetime | None) -> str:
@@ -61,7 +65,7 @@ def _engine_took_s(job: Job) -> float | None:
     return None
 
 
-def steps_of(job: Job) -> list[Step]:
+def steps_of(job: Job, now: datetime) -> list[Step]:
     """Five steps; the same five for every end."""
     word = words.job_word(job)
     ended = job.finished_at is not None
@@ -72,7 +76,7 @@ def steps_of(job: Job) -> list[Step]:
         asking = Step(
             word,
             "Send to the engine",
-            _took(job.created_at, job.finished_at),
+            _took(job.created_at, job.finished_at) or _counting(job.created_at, now),
             job.note,
             is_current=not ended,
         )
@@ -84,7 +88,7 @@ def steps_of(job: Job) -> list[Step]:
         return [
             accepted,
             sent_step,
-            Step("unknown", "Reply lost", _took(sent, job.updated_at), job.note, is_current=True),
+            Step("unknown", "Reply lost", _counting(sent, now), job.note, is_current=True),
             Step("not started", "Ask the engine's journal"),
             Step("not started", "Outcome", detail="from the journal, never guessed"),
         ]
@@ -93,7 +97,12 @@ def steps_of(job: Job) -> list[Step]:
         return [
             accepted,
             sent_step,
-            Step("ok" if in_commit else word, "Wait for idle", is_current=not in_commit),
+            Step(
+                "ok" if in_commit else word,
+                "Wait for idle",
+                "" if in_commit else _counting(sent, now),
+                is_current=not in_commit,
+            ),
             Step(
                 word if in_commit else "not started",
                 commit_title,

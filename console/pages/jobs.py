@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
-from django.shortcuts import redirect
+from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from console.choices import HARSHER, JobState, Mode, Via
@@ -17,7 +17,7 @@ from console.exceptions import Conflict, ConsoleError, Invalid
 from console.models import Job
 from console.pages.job_cells import job_cells, job_list_cells, rank_rows
 from console.pages.pending import EXTEND_BY_S
-from console.pages.shell import page, page_render
+from console.pages.shell import page, page_render, see_other
 from console.pages.words import short
 from console.requests import actor_of
 from console.selectors.audit import audit_of_job
@@ -104,7 +104,7 @@ def _act(request: HttpRequest, job_id: UUID, do: Callable[[], Job], said: str) -
         raise
     if is_script:
         return JsonResponse({"said": said})
-    return redirect("job", job_id=job_id)
+    return see_other(reverse("job", args=[job_id]))
 
 
 @page

@@ -68,6 +68,11 @@ def page_context(request: HttpRequest, *, nav: str, title: str) -> dict[str, Any
     }
 
 
+def see_other(url: str) -> HttpResponse:
+    """Go on with a GET: what was posted is done, and a reload does not post it again."""
+    return HttpResponse(status=303, headers={"Location": url})
+
+
 def page_render(
     request: HttpRequest,
     template: str,

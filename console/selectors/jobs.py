@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from django.db.models import Q, QuerySet
+from django.db.models import OuterRef, Q, QuerySet, Subquery
 
 from console.choices import HOLDING_STATES, OPEN_STATES, JobState
 from console.exceptions import EngineNotFound, Invalid, JobNotFound
@@ -110,6 +110,13 @@ def jobs_open(*, engine_name: str | None = None) -> list[Job]:
     if engine_name is not None:
         rows = rows.filter(engine__name=engine_name)
     return list(rows)
+
+
+def jobs_newest() -> dict[int, Job]:
+    """The newest job of each engine that has one, by the engine's key."""
+    newest = Job.objects.filter(engine=OuterRef("pk")).order_by("-created_at", "-id")
+    ids = Engine.objects.annotate(last=Subquery(newest.values("pk")[:1])).values("last")
+    return {job.engine_id: job for job in Job.objects.filter(pk__in=ids)}
 
 
 def jobs_open_count() -> int:

@@ -38,7 +38,7 @@ export function chart(id, data, { series, max, unit = "", markers = [], span = 0
     plot = new uPlot({
       width: host.clientWidth, height: host.clientHeight, tzDate: (ts) => uPlot.tzDate(new Date(ts * 1000), "Etc/UTC"),
       legend: { show: false }, cursor: { y: false, points: { size: 6 } }, padding: [8, 12, 0, 0],
-      scales: { ...(span && { x: { range: (u, lo, hi) => { const end = hi ?? Date.now() / 1000; return [end - span, end]; } } }), y: { range: (u, lo, hi) => [0, max ?? Math.max(10, Math.ceil(hi * 1.15 / 10) * 10)] } },
+      scales: { ...(span && { x: { range: (u, lo, hi) => { const end = hi ?? Date.now() / 1000; return [Math.max(end - span, Math.min(lo ?? end, end - 120)), end]; } } }), y: { range: (u, lo, hi) => [0, max ?? Math.max(10, Math.ceil(hi * 1.15 / 10) * 10)] } },
       axes: [{ ...axis, size: 22, gap: 4, space: 60, values: (u, v) => v.map((t) => new Date(t * 1000).toISOString().slice(11, 16)) }, { ...axis, size: 40, gap: 6, space: 32, values: (u, v) => v.map((n) => `${n}${unit}`) }],
       series: [{}, ...series.map((name, i) => ({ label: name, stroke: color(`--q-c${i + 1}`), width: 1.75, dash: DASH[i], points: { show: false }, fill: i === 0 ? color("--q-accent-tint") : undefined }))],
       plugins: [marks(markers)],
