@@ -40,7 +40,7 @@ class Next:
     tone: str
     icon: str
     lead: str
-    text: SafeString
+    text: str | SafeString
 
 
 _COMMITTED = ("committing", "verifying", "compensating")
@@ -166,7 +166,7 @@ def next_of(job: Job) -> Next:
                 "",
                 "progress",
                 lead,
-                format_html(
+                (
                     "The engine has decided: every rank is being flushed now, which takes a "
                     "moment. Deadline and cancel no longer apply."
                 ),
@@ -176,7 +176,7 @@ def next_of(job: Job) -> Next:
                 "",
                 "ban",
                 lead,
-                format_html(
+                (
                     "The engine was told to stop waiting. If it had decided already, the job ends "
                     "succeeded; otherwise cancelled, with nothing flushed."
                 ),
@@ -200,7 +200,7 @@ def next_of(job: Job) -> Next:
 
 def _waiting(job: Job, lead: str, total: int) -> Next:
     if job.deadline_at is None:
-        text = format_html("The engine answers at once: flushed if idle, refused if not.")
+        text = "The engine answers at once: flushed if idle, refused if not."
         return Next("", "clock", lead, text)
     every = f"all {total}" if total else "all"
     held = "" if job.mode == Mode.WAIT else " Held requests are released in order."
@@ -248,7 +248,7 @@ def _ended(job: Job, word: str, total: int) -> Next:
             )
             return Next("", "clock-x", "Not done.", text)
         case "cancelled":
-            text = format_html(
+            text = (
                 "Cancelled before the decision: nothing was flushed, held requests were released."
             )
             return Next("", "ban", "Not done.", text)

@@ -87,11 +87,17 @@ class Panel:
 
     def cells(self) -> Cells:
         """What changes inside the panel."""
-        left_s = self.total_s - self.elapsed_s
-        return {
-            "pend-st": state(self.word),
+        cells: Cells = {
             "blockers": self._blockers(),
             "pend-note": format_html("{}", self.note),
+        }
+        if not self.is_job_page:
+            cells["pend-st"] = state(self.word)
+        return cells | self._deadline_cells() if self.end_at else cells
+
+    def _deadline_cells(self) -> Cells:
+        left_s = self.total_s - self.elapsed_s
+        return {
             "dl-elapsed": format_html("{}", mmss(self.elapsed_s)),
             "dl-total": format_html("{}", mmss(round(self.total_s))),
             "dl-at": at(self.end_at),

@@ -93,7 +93,8 @@ def _address(name: str) -> str:
     try:
         view = engine_get(name=name)
     finally:
-        connection.close_if_unusable_or_obsolete()
+        if not connection.in_atomic_block:
+            connection.close()  # else held for as long as the stream runs
     if not view.online or view.state is None:
         raise EngineSaid(f"{name} does not answer: {view.note}")
     return view.state.http_address

@@ -1,0 +1,146 @@
+"""A logged-in client, engines with a snapshot, and jobs in any state."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+
+from console.choices import JobPhase, JobState
+from console.clock import db_now
+from console.models import Job, JobRankResult
+from console.snapshots import StoredSnapshot, redis_client, snapshot_put
+from engine.protocol import (
+    EngineState,
+    KVUsage,
+    Mode,
+    OperationKind,
+    OperationView,
+    Phase,
+    Places,
+    RankResult,
+    RankView,
+)
+from engine.protocol import RankState as EngineRankState
+
+MARKUP = "<img src=x onerror=alert(1)> & “quoted”"
+
+
+@pytest.fixture(autouse=True)
+def _redis(valkey):
+    redis_client().flushdb()
+
+
+@pytest.fixture
+def page(client, user):
+    """A client that is logged in as ana."""
+    client.force_login(user)
+    return client
+
+
+def rank_view(rank: int, *, running: int = 0, proven: bool = True) -> RankView:
+    return RankView(
+        dp_rank=rank,
+        incarnation=1,
+        online=True,
+        proven=proven,
+        idle=not running,
+        places=Places(running=running),
+        weight_version="v7",
+        storage_backend=None,
+        kv=KVUsage(
+            total_pages=100,
+            free_pages=60,
+            evictable_pages=30,
+            locked_pages=10,
+            held_pages=0,
+            page_size_tokens=16,
+        ),
+        hit_rate=0.25,
+        decode_tokens_per_s=12.0,
+        running=running,
+        waiting=0,
+        age_s=0.1,
+    )
+
+
+def operation_view(op_id: str, *, running: int = 1) -> OperationView:
+    return OperationView(
+        op_id=op_id,
+        kind=OperationKind.FLUSH_CACHE,
+        mode=Mode.WAIT,
+        phase=Phase.WAITING_FOR_IDLE,
+        attempt=1,
+        timeout_s=60.0,
+        started_clock_s=100.0,
+        deadline_clock_s=160.0,
+        remaining_s=50.0,
+        held_requests=0,
+        awaited_ranks=[0],
+        ranks=[
+            RankResult(dp_rank=0, state=EngineRankState.WAITING, places=Places(running=running)),
+            RankResult(dp_rank=1, state=EngineRankState.PARKED, places=Places()),
+        ],
+        requested_by="ana",
+    )
+
+
+@pytest.fixture
+def seen(engine):
+    """Let the relay have seen `engine` in some state."""
+
+    def see(*, running=0, age_s=0.0, online=True, op_id="", proven=True, name="", model="m"):
+        state = EngineState(
+            engine_id="e",
+            epoch="1-abc",
+            seq=1,
+            clock_s=110.0,
+            model=model,
+            version="0.1.0",
+            idle=not running,
+            ranks=[rank_view(0, running=running, proven=proven), rank_view(1)],
+            pending_operation=operation_view(op_id) if op_id else None,
+            held_requests=0,
+            http_address="http://127.0.0.1:1",
+        )
+        snapshot_put(
+            name or engine.name,
+            StoredSnapshot(
+                online=online, observed_at=time.time() - age_s, rev=1, state=state, note=""
+            ),
+        )
+
+    return see
+
+
+@pytest.fixture
+def in_state(ask):
+    """A job moved to a state, as the services would have left it."""
+
+    def make(state: JobState, *, phase: str | None = None, ranks=(), error=None, note="", **fields):
+        job = ask(timeout_s=60.0)
+        now = db_now()
+        ended = state not in (
+            JobState.ACCEPTED,
+            JobState.CLAIMED,
+            JobState.DISPATCHED,
+            JobState.RECONCILING,
+        )
+        values = {
+            "state": state,
+            "phase": None if ended else phase or JobPhase.QUEUED,
+            "finished_at": now + timedelta(seconds=3) if ended else None,
+            "dispatched_at": None if state == JobState.ACCEPTED else now,
+            "error": error,
+            "note": note,
+            **fields,
+        }
+        Job.objects.filter(pk=job.pk).update(**values)
+        for rank, rank_state in enumerate(ranks):
+            JobRankResult.objects.create(
+                job=job, dp_rank=rank, state=rank_state, message="", places=None
+            )
+        return Job.objects.get(pk=job.pk)
+
+    return make
