@@ -46,6 +46,7 @@ def base_env(options: Options, redis_url: str) -> dict[str, str]:
     """What every child of the console sees."""
     env = {key: value for key, value in os.environ.items() if key != "QUIESCE_ADMIN_API_KEY"}
     env["QUIESCE_STATE_DIR"] = str(options.state_dir)
+    env["DJANGO_SETTINGS_MODULE"] = "console.project.settings"  # whatever the shell exports
     env["REDIS_URL"] = redis_url
     env["PYTHONUNBUFFERED"] = "1"
     return env

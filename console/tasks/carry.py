@@ -187,13 +187,14 @@ class _Carrier:
         assert job.dispatch_by is not None, job.pk
         budget_s = (job.dispatch_by - now).total_seconds()
         spent_s = time.monotonic() - greeting.sent_at_s
-        timeout_s = (job.deadline_at - now).total_seconds() if job.deadline_at else 0.0
         return Submit(
             op_id=str(job.pk),
             epoch=greeting.welcome.epoch,
             operation=FlushCache(empty_cache=bool(job.params["empty_cache"])),
             mode=Mode(job.mode),
-            timeout_s=max(0.0, timeout_s),
+            # As asked, so that the rank's side can be held against the request; what is left of
+            # it is the next line's. The engine's deadline is the earlier of the two.
+            timeout_s=job.timeout_s if job.deadline_at else 0.0,
             # Rates only: no two clocks are compared, and the error is on the early side.
             start_by_clock_s=greeting.welcome.clock_s + budget_s - spent_s,
             requested_by=job.requested_by_name,

@@ -136,6 +136,8 @@ class Coordinator:
 
     def cancel(self) -> None:
         """End the pending operation without effect. Raises ProtocolError once it is decided."""
+        if self.current is not None and self.current.phase is Phase.CANCELLING:
+            return  # it ends without effect already
         self._changeable().cancelled = True
 
     def extend(self, by_s: float) -> None:
@@ -454,9 +456,14 @@ class Coordinator:
         lease_s = max(0.0, current.deadline + self.times.grace_s - self.now)
         message: Prepare | Park | Commit | Undo | Abort
         if kind is Prepare:
-            operation, new = current.operation, current.new
             message = Prepare(
-                epoch=epoch, inc=inc, op=op, operation=operation, new=new, lease_s=lease_s
+                epoch=epoch,
+                inc=inc,
+                op=op,
+                operation=current.operation,
+                new=current.new,
+                timeout_s=current.timeout_s,
+                lease_s=lease_s,
             )
         elif kind is Park:
             mode = current.mode

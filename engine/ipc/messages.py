@@ -77,6 +77,7 @@ class Prepare(ToRank, frozen=True, kw_only=True, tag="prepare"):
     op: int
     operation: Operation
     new: ServingState
+    timeout_s: float  # as the caller asked; the lease is what counts
     lease_s: float
 
 

@@ -318,7 +318,12 @@ class FakeEngine:
             )
         now = self.clock_s
         self.pending = _Pending(
-            submit, identity, request_id, now, now + submit.timeout_s, submit.mode
+            submit,
+            identity,
+            request_id,
+            now,
+            min(now + submit.timeout_s, submit.start_by_clock_s),
+            submit.mode,
         )
         if submit.mode is Mode.IF_IDLE and self.running:
             self._end(Outcome.FAILED, f"not idle: {Places(running=self.running)}")

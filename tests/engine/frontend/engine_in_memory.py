@@ -58,6 +58,7 @@ class Rank:
         )
         host.participant = self.machine
         self.seen = Seen()
+        self.heard: list[object] = []
 
     def report(self, now: float) -> Report:
         self.machine.report_due = False
@@ -130,6 +131,7 @@ class Engine:
                     case SendTo():
                         rank = self.ranks[action.rank]
                         if rank.alive and not rank.deaf and rank.inc == action.message.inc:
+                            rank.heard.append(action.message)
                             rank.machine.handle(action.message, self.now)
                     case Kill():
                         self.killed.append(action.rank)

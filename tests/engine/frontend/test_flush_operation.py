@@ -8,6 +8,7 @@ import math
 
 import pytest
 
+from engine.ipc.messages import Prepare
 from engine.protocol import ErrorCode, Mode, Outcome, Phase, ProtocolError, QueryStatus
 from tests.engine.frontend.engine_in_memory import Engine
 from tests.engine.scheduler.helpers import ask
@@ -173,6 +174,14 @@ def test_a_timeout_is_finite_and_bounded(engine: Engine, timeout_s: float) -> No
         engine.flush("a", timeout_s)
     assert refused.value.code is ErrorCode.INVALID_ARGUMENT
     assert engine.journal.index.last_op == 0
+
+
+def test_the_timeout_reaches_every_rank_as_it_was_asked(engine: Engine) -> None:  # F03
+    engine.busy()
+    engine.flush("a", 7.5)
+    for rank in engine.ranks:
+        prepares = [m for m in rank.heard if isinstance(m, Prepare)]
+        assert [message.timeout_s for message in prepares] == [7.5]
 
 
 # ---- idle --------------------------------------------------------------------------------------

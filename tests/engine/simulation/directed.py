@@ -35,7 +35,16 @@ def _rank(guards: Guards) -> tuple[World, SimRank]:
 def _park(world: World, rank: SimRank, att: int = 1, lease_s: float = 10.0) -> None:
     operation, inc = FlushCache(), rank.inc
     rank.machine.handle(
-        Prepare(epoch=1, inc=inc, op=1, operation=operation, new=NEW, lease_s=lease_s), world.t
+        Prepare(
+            epoch=1,
+            inc=inc,
+            op=1,
+            operation=operation,
+            new=NEW,
+            timeout_s=lease_s,
+            lease_s=lease_s,
+        ),
+        world.t,
     )
     rank.machine.staged(1)
     rank.machine.handle(

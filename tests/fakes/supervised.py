@@ -1,0 +1,110 @@
+"""bin/run's second half as a process: the whole real stack under its supervisor."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.fakes.stack import free_port, wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+class Supervised:
+    """One state folder; `start` and `stop` as often as you like."""
+
+    def __init__(self, model: Path, kernels: Path, *flags: str) -> None:
+        self.dir = Path(tempfile.mkdtemp(prefix="qs-"))
+        self.port, self.engine_port = free_port(), free_port()
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.engine_base = f"http://127.0.0.1:{self.engine_port}"
+        (self.dir / "kernels").symlink_to(kernels)
+        self.output_path = self.dir / "output.txt"
+        self.command = [
+            *(sys.executable, str(ROOT / "bin" / "lib" / "supervise.py")),
+            *("--state-dir", str(self.dir), "--port", str(self.port)),
+            *("--engine-port", str(self.engine_port), "--model", str(model), *flags),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, timeout_s: float = 90) -> float:
+        """Start and wait for the ready line; returns the seconds it took."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("QUIESCE_")}
+        env.pop("DATABASE_URL", None)
+        env.pop("REDIS_URL", None)
+        with self.output_path.open("wb") as output:
+            self.process = subprocess.Popen(
+                self.command, env=env, stdout=output, stderr=output, start_new_session=True
+            )
+        started = time.monotonic()
+        wait_until(lambda: self.is_ready or self.process.poll() is not None, timeout_s)
+        assert self.is_ready, self.output
+        return time.monotonic() - started
+
+    @property
+    def output(self) -> str:
+        return self.output_path.read_text(errors="replace")
+
+    @property
+    def is_ready(self) -> bool:
+        return re.search(r"^ready: ", self.output, re.M) is not None
+
+    @property
+    def token(self) -> str:
+        return (self.dir / "admin-token").read_text().strip()
+
+    @property
+    def password(self) -> str:
+        return (self.dir / "admin-password").read_text().strip()
+
+    def descendants(self) -> list[psutil.Process]:
+        """Every process below the supervisor."""
+        assert self.process is not None
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def find(self, word: str) -> int | None:
+        """Process id of the first descendant whose command line holds `word`."""
+        for process in self.descendants():
+            try:
+                if word in " ".join(process.cmdline()):
+                    return process.pid
+            except psutil.NoSuchProcess:
+                continue
+        return None
+
+    def child(self, word: str) -> psutil.Process:
+        """That descendant; it must be there."""
+        pid = self.find(word)
+        assert pid is not None, f"no {word}"
+        return psutil.Process(pid)
+
+    def health(self) -> dict[str, object]:
+        return dict(httpx.get(f"{self.base}/healthz", timeout=10).json())
+
+    def api(self, method: str, path: str, **options: object) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return httpx.request(
+            method, f"{self.base}/api/v1{path}", headers=headers, timeout=70, **options
+        )  # type: ignore[arg-type]
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 30) -> int:
+        """Signal the supervisor and wait for it; returns its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+    def remove(self) -> None:
+        """End everything and delete the state folder."""
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        shutil.rmtree(self.dir, ignore_errors=True)

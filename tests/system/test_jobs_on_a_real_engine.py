@@ -1,0 +1,216 @@
+"""Jobs over the whole real stack: on time, at once, and with the truth after every kill."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.engine_process import Background
+from tests.fakes.stack import wait_until
+from tests.fakes.supervised import Supervised
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+LONG = "The quick brown fox jumps over the lazy dog. " * 32
+
+
+@pytest.fixture(scope="module")
+def stack(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
+    stack = Supervised(smollm2_dir, cpu_ext_dir, "--dtype", "float32")
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.remove()
+
+
+def generate(stack: Supervised, prompt: str, max_new: int, **sampling: Any) -> dict[str, Any]:
+    body = {
+        "text": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": max_new, **sampling},
+    }
+    return dict(httpx.post(f"{stack.engine_base}/generate", json=body, timeout=90).json())
+
+
+def cached(stack: Supervised, prompt: str) -> int:
+    return int(generate(stack, prompt, 1)["meta_info"]["cached_tokens"])
+
+
+def busy(stack: Supervised, tokens: int) -> Background:
+    work = Background(lambda: generate(stack, "Once upon a time", tokens, ignore_eos=True))
+    wait_until(lambda: not stack.api("GET", "/engines/local").json()["idle"], 10)
+    return work
+
+
+def flush(stack: Supervised, **params: Any) -> httpx.Response:
+    body = {
+        "engine": "local",
+        "kind": "flush_cache",
+        "params": {"mode": "wait", **params},
+        "reason": "test",
+    }
+    return stack.api("POST", "/jobs", json=body)
+
+
+def end_of(stack: Supervised, job_id: str, within_s: float = 60) -> dict[str, Any]:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        job = stack.api("GET", f"/jobs/{job_id}?wait_s=5").json()
+        if job["finished_at"]:
+            return dict(job)
+    raise AssertionError(f"no end within {within_s} s: {job}")
+
+
+def seconds(job: dict[str, Any]) -> float:
+    from datetime import datetime
+
+    begin, end = (datetime.fromisoformat(job[name]) for name in ("created_at", "finished_at"))
+    return (end - begin).total_seconds()
+
+
+def test_a_flush_waits_for_idle_and_empties_every_rank(stack: Supervised) -> None:
+    cached(stack, LONG)
+    assert cached(stack, LONG) >= 256
+    work = busy(stack, 250)
+    job = flush(stack, timeout_s=30).json()
+    wait_until(
+        lambda: stack.api("GET", f"/jobs/{job['id']}").json()["phase"] == "waiting for idle", 5
+    )
+    places = [rank["places"] for rank in stack.api("GET", "/engines/local").json()["ranks"]]
+    assert sum(place["running"] for place in places) == 1
+    work.result()
+    ended = end_of(stack, job["id"])
+    assert time.monotonic() - work.ended_at < 2
+    assert ended["state"] == "succeeded"
+    assert [rank["state"] for rank in ended["ranks"]] == ["succeeded", "succeeded"]
+    assert cached(stack, LONG) == 0
+
+
+def test_busy_without_a_timeout_fails_at_once_with_counts(stack: Supervised) -> None:
+    work = busy(stack, 250)
+    job = end_of(stack, flush(stack, timeout_s=0).json()["id"])
+    assert job["state"] == "failed"
+    assert "running=1" in str(job["error"])
+    assert seconds(job) < 2
+    work.result()
+
+
+def test_a_timeout_expires_on_time_and_disturbs_nobody(stack: Supervised) -> None:
+    alone = generate(stack, "Once upon a time", 600, ignore_eos=True)["text"]
+    work = busy(stack, 600)
+    job = end_of(stack, flush(stack, timeout_s=1.5).json()["id"])
+    assert job["state"] == "expired"
+    assert 1.5 <= seconds(job) < 2.0
+    assert work.is_running
+    assert work.result()["text"] == alone
+
+
+def test_a_second_job_is_refused_at_once_and_names_the_first(stack: Supervised) -> None:
+    work = busy(stack, 300)
+    first = flush(stack, timeout_s=30).json()
+    wait_until(lambda: stack.api("GET", f"/jobs/{first['id']}").json()["state"] == "dispatched", 5)
+    started = time.monotonic()
+    second = flush(stack, timeout_s=30)
+    assert time.monotonic() - started < 0.5
+    assert second.status_code == 409
+    assert second.headers["content-type"].startswith("application/problem+json")
+    assert first["id"] in second.text
+    work.result()
+    assert end_of(stack, first["id"])["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("timeout", ["NaN", "Infinity", "-1", '"x"', "true", "1e308", "null"])
+def test_a_bad_timeout_is_refused(stack: Supervised, timeout: str) -> None:
+    body = (
+        '{"engine": "local", "kind": "flush_cache", "reason": "t", '
+        f'"params": {{"mode": "wait", "timeout_s": {timeout}}}}}'
+    )
+    answer = stack.api(
+        "POST",
+        "/jobs",
+        content=body,
+    )
+    if answer.status_code == 415:
+        answer = httpx.post(
+            f"{stack.base}/api/v1/jobs",
+            content=body,
+            headers={
+                "Authorization": f"Bearer {stack.token}",
+                "Content-Type": "application/json",
+            },
+        )
+    assert answer.status_code in (400, 422), answer.text
+
+
+def test_drain_under_steady_load_succeeds(stack: Supervised) -> None:
+    prompts = [f"Story {n}: once upon a time" for n in range(8)]
+    alone = [generate(stack, p, 30, ignore_eos=True)["text"] for p in prompts]
+    stop_at = time.monotonic() + 5
+    texts: list[list[str]] = [[] for _ in prompts]
+
+    def client(number: int) -> None:
+        while time.monotonic() < stop_at:
+            texts[number].append(generate(stack, prompts[number], 30, ignore_eos=True)["text"])
+
+    clients = [Background(lambda n=n: client(n)) for n in range(8)]
+    time.sleep(1)
+    job = end_of(stack, flush(stack, timeout_s=20, mode="drain").json()["id"])
+    assert job["state"] == "succeeded", job
+    for work in clients:
+        work.result()
+    for number, text in enumerate(alone):
+        assert set(texts[number]) == {text}
+
+
+def test_a_worker_killed_while_waiting_costs_the_job_nothing(stack: Supervised) -> None:
+    work = busy(stack, 500)
+    job = flush(stack, timeout_s=60).json()
+    wait_until(
+        lambda: stack.api("GET", f"/jobs/{job['id']}").json()["phase"] == "waiting for idle", 5
+    )
+    worker = stack.child("celery")
+    for process in [*worker.children(recursive=True), worker]:
+        process.send_signal(signal.SIGKILL)
+    work.result()
+    ended = end_of(stack, job["id"], 40)
+    assert ended["state"] == "succeeded"
+    assert cached(stack, LONG) == 0
+
+
+def test_a_killed_engine_is_said_to_be_down_and_the_job_ends_with_the_truth(
+    stack: Supervised,
+) -> None:
+    log = stack.dir / "logs" / "engine.log"
+    frontend = int(re.findall(r"child='frontend' pid=(\d+)", log.read_text())[-1])
+    work = busy(stack, 900)
+    job = flush(stack, timeout_s=60).json()
+    wait_until(
+        lambda: stack.api("GET", f"/jobs/{job['id']}").json()["phase"] == "waiting for idle", 5
+    )
+    os.kill(stack.child("engine serve").pid, signal.SIGKILL)  # its children die with it
+    started = time.monotonic()
+    wait_until(lambda: not stack.api("GET", "/engines/local").json()["online"], 5)
+    assert time.monotonic() - started < 3
+    wait_until(lambda: not Path(f"/proc/{frontend}").exists(), 5)
+    with pytest.raises(httpx.TransportError):
+        work.result()
+    ended = end_of(stack, job["id"], 90)
+    assert ended["state"] in ("failed", "expired"), ended
+    wait_until(lambda: stack.api("GET", "/engines/local").json()["online"], 60)
+    wait_until(
+        lambda: all(rank["proven"] for rank in stack.api("GET", "/engines/local").json()["ranks"]),
+        60,
+    )
+    assert end_of(stack, flush(stack, timeout_s=20).json()["id"])["state"] == "succeeded"
+    actions = [
+        entry["action"] for entry in stack.api("GET", f"/audit?job={job['id']}").json()["items"]
+    ]
+    assert sum(action.startswith("job.") for action in actions) >= 3
+    assert len([entry for entry in actions if entry in ("job.failed", "job.expired")]) == 1
