@@ -65,6 +65,8 @@ def rank_results(
         else:
             state = RankState.NOT_STARTED
             message = _why_not(current, outcome, rank)
+        if places is not None and not places.is_idle and end is not RankEnd.DEAD:
+            message = f"{message}: {places}"
         results.append(RankResult(dp_rank=rank, state=state, message=message, places=places))
     return results
 

@@ -69,6 +69,7 @@ def _progress(current: Current, rank: int, stats: RankStats | None) -> RankResul
         state = RankState.PARKED
     else:
         state = RankState.WAITING
-    return RankResult(
-        dp_rank=rank, state=state, message=current.messages.get(rank, ""), places=places
-    )
+    message = current.messages.get(rank, "")
+    if state is RankState.WAITING and places is not None and not places.is_idle:
+        message = str(places)
+    return RankResult(dp_rank=rank, state=state, message=message, places=places)

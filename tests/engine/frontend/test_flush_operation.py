@@ -43,6 +43,7 @@ def test_a_busy_engine_defers_with_a_deadline_of_now_plus_timeout(engine: Engine
     assert view is not None
     assert view.deadline_clock_s == engine.now + 10.0
     assert (view.phase, view.awaited_ranks) == (Phase.WAITING_FOR_IDLE, [0])
+    assert view.ranks[0].message.startswith("running=1 ")
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 5.0])
@@ -104,6 +105,7 @@ def test_a_busy_engine_refuses_if_idle_with_counts_and_changes_nothing(engine: E
     assert result.outcome is Outcome.FAILED
     assert "rank 0 running=1 chunked_prefill=0 waiting=0" in result.message
     assert engine.states("a") == ["failed", "not_started"]
+    assert result.ranks[0].message.startswith("not idle: running=1 ")
     assert engine.flushes() == [0, 0]
 
 
