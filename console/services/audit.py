@@ -1,6 +1,6 @@
 """Append to the audit log: the only writer of AuditEntry.
 
-The body's bytes are fixed here (docs/decisions/0001-audit-bytes.md) so that entries can be chained
+The body's bytes are fixed here (docs/decisions/0008-audit-bytes.md) so that entries can be chained
 later without touching them.
 """
 
