@@ -4,7 +4,7 @@ Room for the records of one operation is reserved before it starts, so a disk th
 cannot keep its end from being written. A torn tail is cut at load; a journal that cannot be written
 refuses operations. One process at a time holds it (flock).
 
-The checksum is zlib's CRC-32 (stdlib) where rank-protocol.md says crc32c: docs/decisions/0003.
+The checksum is zlib's CRC-32, not CRC-32C: docs/decisions/0003.
 """
 
 from __future__ import annotations

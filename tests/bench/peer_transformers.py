@@ -1,7 +1,6 @@
 """The peer of engine.py: transformers in a process of its own, asked over standard input.
 
-One JSON object a line in, one out. Rows are measured as model-and-peers measured them: greedy, EOS
-ignored, KV cache on, sdpa attention.
+One JSON object a line in, one out. Greedy, EOS ignored, KV cache on, sdpa attention.
 """
 
 from __future__ import annotations
