@@ -1,7 +1,5 @@
 """Jobs: the console's record of asking an engine for an operation, and what came of it."""
 
-import uuid
-
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
@@ -16,13 +14,14 @@ from console.choices import (
     RankState,
     Via,
 )
+from console.ids import uuid7
 from console.models.engines import Engine
 
 
 class Job(models.Model):
     """One request for an operation. Written only by services, by conditional UPDATE."""
 
-    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     engine = models.ForeignKey(Engine, on_delete=models.PROTECT, related_name="jobs")
     kind = models.CharField(max_length=32, choices=JobKind)
     params = models.JSONField()  # as asked for
