@@ -1,0 +1,182 @@
+"""Requests between HTTP and the ranks: held in order, sent once, finished once."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.frontend.dp_router import DPRouter
+from engine.frontend.requests import (
+    DuplicateRequestError,
+    NewRequest,
+    QueueFullError,
+    RequestManager,
+)
+from engine.ipc.messages import AbortRequest, FinishReason, Generate, TokenOut
+from engine.ipc.sampling import SamplingParams
+
+
+class World:
+    """Two ranks whose willingness tests change, and everything that was sent to them."""
+
+    def __init__(self, **options: int) -> None:
+        self.routable = {0: 10, 1: 11}
+        self.holding = False
+        self.sent: list[tuple[int, Generate | AbortRequest]] = []
+        self.manager = RequestManager(
+            router=DPRouter(2),
+            page_size=4,
+            max_held=options.get("max_held", 4),
+            max_per_rank=options.get("max_per_rank", 100),
+            routable=lambda: self.routable,
+            is_holding=lambda: self.holding,
+            send=lambda rank, message: self.sent.append((rank, message)),
+            epoch=1,
+        )
+
+    def new(self, rid: str, rank: int | None = None) -> NewRequest:
+        return NewRequest(
+            rid=rid,
+            input_ids=[1, 2, 3],
+            sampling=SamplingParams(max_new_tokens=4),
+            routed_dp_rank=rank,
+        )
+
+    def rids(self) -> list[str]:
+        return [message.rid for _, message in self.sent if isinstance(message, Generate)]
+
+
+def token(rid: str, start: int, *, finish: str | None = None) -> TokenOut:
+    reason = FinishReason(type=finish) if finish else None
+    return TokenOut(rid=rid, start=start, token_ids=[7], finish=reason)
+
+
+def test_a_request_goes_to_a_rank_with_its_incarnation() -> None:
+    world = World()
+    world.manager.submit(world.new("a"))
+    rank, message = world.sent[0]
+    assert (message.inc, message.rid) == (world.routable[rank], "a")
+
+
+def test_held_requests_are_released_in_order() -> None:
+    world = World()
+    world.holding = True
+    for rid in "abcd":
+        world.manager.submit(world.new(rid))
+    assert world.sent == []
+    assert world.manager.num_held == 4
+    world.holding = False
+    world.manager.pump()
+    assert world.rids() == list("abcd")
+    assert world.manager.num_held == 0
+
+
+def test_requests_wait_while_no_rank_is_open() -> None:
+    world = World()
+    world.routable = {}
+    world.manager.submit(world.new("a"))
+    assert world.sent == []
+    world.routable = {1: 12}
+    world.manager.pump()
+    assert [(rank, m.inc) for rank, m in world.sent] == [(1, 12)]
+
+
+def test_the_queue_is_bounded() -> None:
+    world = World(max_held=2)
+    world.holding = True
+    world.manager.submit(world.new("a"))
+    world.manager.submit(world.new("b"))
+    with pytest.raises(QueueFullError):
+        world.manager.submit(world.new("c"))
+    assert not world.manager.has_room(1)
+
+
+def test_a_request_for_one_rank_waits_for_it_and_lets_others_pass() -> None:
+    world = World()
+    world.routable = {0: 10}
+    world.manager.submit(world.new("one", rank=1))
+    world.manager.submit(world.new("any"))
+    assert world.rids() == ["any"]
+    world.routable = {0: 10, 1: 11}
+    world.manager.pump()
+    assert world.sent[-1][0] == 1
+
+
+def test_a_live_id_is_refused_and_free_again_at_its_end() -> None:
+    world = World()
+    active = world.manager.submit(world.new("a"))
+    with pytest.raises(DuplicateRequestError):
+        world.manager.submit(world.new("a"))
+    assert active.rank is not None
+    world.manager.on_tokens(active.rank, active.inc, [token("a", 0, finish="stop")])
+    world.manager.submit(world.new("a"))
+    assert world.rids() == ["a", "a"]
+
+
+def test_tokens_of_another_incarnation_or_of_nobody_change_nothing() -> None:
+    world = World()
+    active = world.manager.submit(world.new("a"))
+    assert active.rank is not None
+    world.manager.on_tokens(active.rank, active.inc + 5, [token("a", 0)])
+    world.manager.on_tokens(active.rank, active.inc, [token("nobody", 0)])
+    assert active.queue.empty()
+
+
+def test_a_lost_rank_ends_its_requests_with_503_once() -> None:
+    world = World()
+    active = world.manager.submit(world.new("a"))
+    assert active.rank is not None
+    rank, inc = active.rank, active.inc
+    world.routable = {}
+    for _ in range(2):
+        world.manager.on_processes({r: i for r, i in {0: 10, 1: 11}.items() if r != rank})
+    item = active.queue.get_nowait()
+    assert item.finish is not None
+    assert (item.finish.type, item.finish.status_code) == ("abort", 503)
+    assert active.queue.empty()
+    world.manager.on_tokens(rank, inc, [token("a", 0, finish="stop")])
+    assert active.queue.empty()
+    assert world.manager.num_active == 0
+
+
+def test_a_client_that_leaves_is_forgotten_and_its_rank_told() -> None:
+    world = World()
+    routed = world.manager.submit(world.new("a"))
+    world.holding = True
+    held = world.manager.submit(world.new("b"))
+    for active in (routed, held):
+        world.manager.leave(active)
+        world.manager.leave(active)
+    aborts = [message.rid for _, message in world.sent if isinstance(message, AbortRequest)]
+    assert aborts == ["a"]
+    assert world.manager.num_active == world.manager.num_held == 0
+    assert world.manager.load_tokens(0) == world.manager.load_tokens(1) == 0
+
+
+def test_leaving_late_does_not_end_a_later_request_of_the_same_id() -> None:
+    world = World()
+    first = world.manager.submit(world.new("a"))
+    assert first.rank is not None
+    world.manager.on_tokens(first.rank, first.inc, [token("a", 0, finish="stop")])
+    world.manager.submit(world.new("a"))
+    world.manager.leave(first)
+    assert world.manager.num_active == 1
+
+
+def test_aborting_a_held_request_answers_its_client_at_once() -> None:
+    world = World()
+    world.holding = True
+    active = world.manager.submit(world.new("a"))
+    assert world.manager.abort("a")
+    item = active.queue.get_nowait()
+    assert item.finish is not None
+    assert item.finish.message == "Abort in waiting queue"
+    assert not world.manager.abort("a")
+    assert world.manager.abort_all() == 0
+
+
+def test_a_full_rank_is_passed_over() -> None:
+    world = World(max_per_rank=1)
+    for rid in "abc":
+        world.manager.submit(world.new(rid))
+    assert sorted(rank for rank, _ in world.sent) == [0, 1]
+    assert world.manager.num_held == 1
