@@ -14,8 +14,8 @@ from console.exceptions import Invalid
 from console.models import AuditEntry
 from console.pages.audit_words import entry_reason, entry_sentence, entry_word
 from console.pages.shell import page, page_render
-from console.pages.words import short
 from console.selectors.audit import audit_body, audit_get, audit_head, audit_list, audit_of_job
+from console.templatetags.q_tags import short
 
 
 def _via(actor: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString, mark_safe
 from console.models import Job
 from console.pages import words
 from console.selectors.engines import EngineView
-from console.templatetags.q_tags import DASH, Cells, age, cellbar, places, ranks, state, tile
+from console.templatetags.q_tags import DASH, Cells, age, cellbar, places, ranks, short, state, tile
 from engine.protocol import KVUsage, RankView
 
 _NONE = mark_safe('<span class="faint">none</span>')
@@ -111,7 +111,7 @@ def _last_job(job: Job | None, now: datetime) -> SafeString:
         '<span class="sub">{} · {}, {}</span>',
         reverse("job", args=[job.pk]),
         tile(word, word),
-        words.short(job.pk),
+        short(job.pk),
         word,
         job.requested_by_name,
         age(job.created_at, now),

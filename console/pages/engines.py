@@ -16,10 +16,9 @@ from console.pages.engine_cells import engine_cells
 from console.pages.job_cells import job_list_cells
 from console.pages.pending import panel_of_engine, panel_render
 from console.pages.shell import page, page_render
-from console.pages.words import short
 from console.selectors.engines import EngineView, engine_get
 from console.selectors.jobs import job_get, job_list
-from console.templatetags.q_tags import Cells, at, icon
+from console.templatetags.q_tags import Cells, at, icon, short
 
 RECENT_JOBS = 6
 

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from console.choices import JobState, Mode
 from console.models import Job
 from console.pages import words
-from console.templatetags.q_tags import age, at, duration
+from console.templatetags.q_tags import age, at, duration, short
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def next_of(job: Job) -> Next:
             text = format_html(
                 "Operation {} holds this engine. When it has ended this job starts, and only then "
                 "its time begins to run. Nothing was sent.",
-                words.short(holder) if holder else "of somebody else",
+                short(holder) if holder else "of somebody else",
             )
             return Next("", "lock", lead, text)
         case "queued":

@@ -18,13 +18,12 @@ from console.models import Job
 from console.pages.job_cells import job_cells, job_list_cells, rank_rows
 from console.pages.pending import EXTEND_BY_S
 from console.pages.shell import page, page_render, see_other
-from console.pages.words import short
 from console.requests import actor_of
 from console.selectors.audit import audit_of_job
 from console.selectors.engines import engine_get, engine_list
 from console.selectors.jobs import job_get, job_list, jobs_open_count
 from console.services.job_control import job_cancel, job_extend, job_force
-from console.templatetags.q_tags import Cells
+from console.templatetags.q_tags import Cells, short
 
 
 @page

@@ -10,9 +10,10 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from console.pages.shell import page
-from console.pages.words import engine_word, job_word, short
+from console.pages.words import engine_word, job_word
 from console.selectors.engines import engine_list
 from console.selectors.jobs import job_list, jobs_open
+from console.templatetags.q_tags import short
 
 MAX_OF_A_KIND = 6
 
@@ -26,6 +27,7 @@ class Option:
     text: str
     hint: str
     href: str
+    also: str = ""  # found by this too
 
 
 def _all() -> list[Option]:
@@ -37,6 +39,7 @@ def _all() -> list[Option]:
             f"Job {short(job.pk)} · Flush {job.engine.name}",
             job_word(job),
             reverse("job", args=[job.pk]),
+            str(job.pk),
         )
         for job in open_jobs
     ]
@@ -70,6 +73,7 @@ def _all() -> list[Option]:
             f"Job {short(job.pk)} · Flush {job.engine.name}",
             job_word(job),
             reverse("job", args=[job.pk]),
+            str(job.pk),
         )
         for job in job_list(limit=20).items
         if job.pk not in known
@@ -85,7 +89,7 @@ def palette(request: HttpRequest) -> HttpResponse:
     shown: list[Option] = []
     counts: dict[str, int] = {}
     for option in _all():
-        text = f"{option.text} {option.hint}".lower()
+        text = f"{option.text} {option.hint} {option.also}".lower()
         if all(word in text for word in wanted) and counts.get(option.group, 0) < MAX_OF_A_KIND:
             counts[option.group] = counts.get(option.group, 0) + 1
             shown.append(option)

@@ -18,7 +18,7 @@ from console.choices import HARSHER, TERMINAL_STATES, JobState, Mode
 from console.models import Job
 from console.pages import words
 from console.selectors.engines import EngineView
-from console.templatetags.q_tags import Cells, at, mmss, places, state
+from console.templatetags.q_tags import Cells, at, mmss, places, short, state
 from engine.protocol import RankState
 
 EXTEND_BY_S = 60
@@ -54,7 +54,7 @@ class Panel:
     @property
     def short(self) -> str:
         """The job's short id."""
-        return words.short(self.op_id)
+        return short(self.op_id)
 
     @property
     def harsher(self) -> str:

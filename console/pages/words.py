@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from console.choices import JobState, RankState
 from console.models import Job
 from console.selectors.engines import EngineView
-from console.templatetags.q_tags import STATES, mmss
+from console.templatetags.q_tags import STATES, mmss, short
 from engine.protocol import PLACES, Places, RankView
 from engine.protocol import RankState as EngineRankState
 
@@ -22,11 +22,6 @@ SCORE_WORDS = (
     "compensated",
     "unknown",
 )
-
-
-def short(job_id: object) -> str:
-    """The first eight digits of a job's id: what people read out."""
-    return str(job_id)[:8]
 
 
 def job_word(job: Job) -> str:

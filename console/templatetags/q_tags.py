@@ -201,8 +201,8 @@ def key(prefix: str, name: object) -> str:
 
 @register.filter
 def short(job_id: object) -> str:
-    """The first eight digits of a job's id."""
-    return str(job_id)[:8]
+    """The last eight digits of a job's id: what people read out. The first ones are its time."""
+    return str(job_id)[-8:]
 
 
 @register.filter

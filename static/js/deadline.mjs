@@ -23,4 +23,5 @@ export function deadline() {
   tick();
   setInterval(tick, 250);
   addEventListener("q-swap", tick);
+  addEventListener("q-blind", tick);
 }

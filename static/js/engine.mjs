@@ -17,7 +17,6 @@ const charts = [
 addEventListener("q-data", ({ detail: { topic, data } }) => {
   if (!topic.startsWith("engine:")) return;
   retime(data.pending_operation?.deadline_at);
-  document.getElementById("recent-none")?.toggleAttribute("hidden", document.getElementById("recent_rows").children.length > 0);
   const rows = Number(document.getElementById("ranktable").dataset.rows);
   if (data.ranks.length !== rows && !document.querySelector("#try-stop:not([hidden])")) { location.reload(); return; }
   const t = Math.floor(now() / 1000);

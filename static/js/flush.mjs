@@ -33,12 +33,12 @@ $("f-eng").addEventListener("change", () => watch([`engine:${$("f-eng").value}`]
 document.body.addEventListener("htmx:afterSwap", () => { say("Plan updated"); gate(); });
 addEventListener("q-blind", gate);
 
-// The plan is read again when the engine's state changed under it, at most every two seconds.
-let seen = "", timer = 0;
+// The plan is read again when the engine's state is not the plan's any more, at most every two seconds.
+let timer = 0, readAt = -2000;
 addEventListener("q-data", ({ detail: { topic, data } }) => {
-  if (topic !== `engine:${values().engine}`) return;
-  const look = JSON.stringify([data.online, data.idle, data.pending_operation?.op_id]);
-  if (seen && look !== seen && !timer) timer = setTimeout(() => { timer = 0; htmx.trigger(form.querySelector("[name=mode]:checked"), "change"); }, 2000);
-  seen = look;
+  const p = plan();
+  if (timer || topic !== `engine:${p.engine}` || p.engine !== values().engine) return;
+  if (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op) return;
+  timer = setTimeout(() => { timer = 0; readAt = performance.now(); htmx.trigger(form.querySelector("[name=mode]:checked"), "change"); }, Math.max(0, readAt + 2000 - performance.now()));
 });
 show(); gate();

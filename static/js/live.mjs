@@ -53,6 +53,7 @@ function merge(el, id, html) {
     after = child;
   }
   for (const old of [...el.children]) if (!wanted.has(old.id) && !old.contains(document.activeElement)) old.remove();
+  document.querySelector(`[data-none="${id}"]`)?.toggleAttribute("hidden", el.children.length > 0);
   known.set(id, html);
   swapped(el);
 }
