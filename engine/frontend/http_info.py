@@ -19,7 +19,7 @@ from engine.frontend.completion import Completion
 from engine.frontend.core import VERSION, Frontend
 from engine.frontend.http_errors import HTTPError, json_response
 from engine.frontend.metrics import exposition
-from engine.frontend.query import no_others
+from engine.frontend.query import is_natural, no_others
 from engine.frontend.requests import NewRequest, QueueFullError
 from engine.frontend.streams import unless_gone
 from engine.ipc.sampling import SamplingParams
@@ -208,8 +208,10 @@ async def loads(request: Request) -> Response:
 def _wanted_rank(text: str | None, dp_size: int) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and int(text) < dp_size):
-        raise HTTPError(400, f"dp_rank must be in [0, {dp_size}), got {text!r}", param="dp_rank")
+    if not (is_natural(text) and int(text) < dp_size):
+        raise HTTPError(
+            400, f"dp_rank must be in [0, {dp_size}), got {text[:40]!r}", param="dp_rank"
+        )
     return int(text)
 
 

@@ -39,6 +39,11 @@ def number(query: QueryParams, name: str, *, default: float, low: float, high: f
     return value
 
 
+def is_natural(text: str) -> bool:
+    """Digits of a number that is small enough to be one: `int` raises for thousands of them."""
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
 def one(query: QueryParams, name: str, *, default: str, choices: Iterable[str]) -> str:
     """One of a closed set of words, exactly."""
     text = query.get(name, default)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from engine.frontend.http_errors import HTTPError
+from engine.frontend.query import is_natural
 from engine.ipc.sampling import SamplingParams
 
 MAX_SAMPLES = 128
@@ -177,10 +178,10 @@ def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
         raise HTTPError(400, f"logit_bias takes at most {_MAX_BIASES} tokens.", param="logit_bias")
     biases: dict[int, float] = {}
     for key, value in given.items():
-        if not (key.isascii() and key.isdigit() and int(key) < vocab_size):
+        if not (is_natural(key) and int(key) < vocab_size):
             raise HTTPError(
                 400,
-                f"logit_bias keys are token ids in [0, {vocab_size}), got {key!r}.",
+                f"logit_bias keys are token ids in [0, {vocab_size}), got {key[:40]!r}.",
                 param="logit_bias",
             )
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
