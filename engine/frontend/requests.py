@@ -49,9 +49,14 @@ class NewRequest:
 
 @dataclass(slots=True)
 class Active:
-    """A live request. `queue` gets its tokens; the last item has `finish`."""
+    """A live request. `queue` gets its tokens; the last item has `finish`.
+
+    `wire_id` is its id on the rank, never used twice: a client may use its own id again at once,
+    while tokens of the request before are still under way.
+    """
 
     new: NewRequest
+    wire_id: str
     chain: list[int]
     tokens: int
     received_at: float
@@ -86,6 +91,7 @@ class RequestManager:
         self._send = send
         self._epoch = epoch
         self._active: dict[str, Active] = {}
+        self._on_wire: dict[str, Active] = {}
         self._held: OrderedDict[str, Active] = OrderedDict()
         self.num_received_total = 0
         self.num_aborted_total = 0
@@ -99,14 +105,16 @@ class RequestManager:
         if len(self._held) >= self._max_held:
             raise QueueFullError
         expected = min(new.sampling.max_new_tokens, _EXPECTED_OUTPUT_CAP_TOKENS)
+        self.num_received_total += 1
         active = Active(
             new=new,
+            wire_id=str(self.num_received_total),
             chain=page_chain(new.input_ids, self._page_size, new.extra_key or ""),
             tokens=len(new.input_ids) + expected,
             received_at=time.monotonic(),
         )
         self._active[new.rid] = self._held[new.rid] = active
-        self.num_received_total += 1
+        self._on_wire[active.wire_id] = active
         self.pump()
         return active
 
@@ -119,7 +127,7 @@ class RequestManager:
         rid = active.new.rid
         if self._active.get(rid) is not active:
             return
-        del self._active[rid]
+        self._forget(active)
         self.num_aborted_total += 1
         if self._held.pop(rid, None) is None:
             self._tell_rank(active, "client disconnected")
@@ -149,7 +157,7 @@ class RequestManager:
         """A step's output; what is not of a live request of this rank is nobody's."""
         ended = False
         for item in items:
-            active = self._active.get(item.rid)
+            active = self._on_wire.get(item.rid)
             if active is None or (active.rank, active.inc) != (rank, inc):
                 continue
             assert item.start == active.num_output, f"{item.start} != {active.num_output}"
@@ -157,7 +165,7 @@ class RequestManager:
             if active.first_token_at is None and item.token_ids:
                 active.first_token_at = time.monotonic()
             if item.finish is not None:
-                del self._active[item.rid]
+                self._forget(active)
                 self._done(active)
                 ended = True
             active.queue.put_nowait(item)
@@ -205,7 +213,7 @@ class RequestManager:
             Generate(
                 epoch=self._epoch,
                 inc=inc,
-                rid=new.rid,
+                rid=active.wire_id,
                 input_ids=new.input_ids,
                 sampling=new.sampling,
                 return_logprob=new.return_logprob,
@@ -235,24 +243,28 @@ class RequestManager:
         assert active.rank is not None
         self._send(
             active.rank,
-            AbortRequest(epoch=self._epoch, inc=active.inc, rid=active.new.rid, message=message),
+            AbortRequest(epoch=self._epoch, inc=active.inc, rid=active.wire_id, message=message),
         )
 
     def _finish(self, active: Active, reason: FinishReason) -> None:
         """End a request from here, once."""
-        del self._active[active.new.rid]
+        self._forget(active)
         if self._held.pop(active.new.rid, None) is None:
             self._done(active)
         no_logprobs: list[LogprobEntry] = []
         active.queue.put_nowait(
             TokenOut(
-                rid=active.new.rid,
+                rid=active.wire_id,
                 start=active.num_output,
                 token_ids=[],
                 logprobs=no_logprobs,
                 finish=reason,
             )
         )
+
+    def _forget(self, active: Active) -> None:
+        del self._active[active.new.rid]
+        del self._on_wire[active.wire_id]
 
     def _done(self, active: Active) -> None:
         assert active.rank is not None
