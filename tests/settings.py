@@ -6,8 +6,10 @@ import tempfile
 from pathlib import Path
 
 TEST_STATE_DIR = Path(tempfile.mkdtemp(prefix="quiesce-test-"))
+_FOR_TESTS = {"QUIESCE_CHROMIUM", "QUIESCE_SCREENSHOTS"}
 for name in [name for name in os.environ if name.startswith("QUIESCE_")]:
-    del os.environ[name]
+    if name not in _FOR_TESTS:
+        del os.environ[name]
 os.environ.pop("DATABASE_URL", None)
 os.environ["QUIESCE_STATE_DIR"] = str(TEST_STATE_DIR)
 os.environ["QUIESCE_SECRET_KEY"] = secrets.token_urlsafe(64)
