@@ -45,7 +45,7 @@ def rank_cells(view: EngineView, rank: RankView, now: datetime) -> Cells:
     """One row of the rank table."""
     key = f"r{rank.dp_rank}"
     known = view.online and rank.online
-    reported = view.observed_at
+    reported = words.heard_at(view)
     if reported is not None:
         reported = datetime.fromtimestamp(reported.timestamp() - rank.age_s, reported.tzinfo)
     return {
@@ -138,6 +138,6 @@ def fleet_row_cells(view: EngineView, job: Job | None, now: datetime) -> Cells:
         f"{key}-hit": percent(sum(hits) / len(hits) if hits else None) if known else DASH,
         f"{key}-w": format_html_join(" ", '<span class="mono">{}</span>', ((w,) for w in weights))
         or DASH,
-        f"{key}-age": age(view.observed_at, now),
+        f"{key}-age": age(words.heard_at(view), now),
         f"{key}-last": _last_job(job, now),
     }

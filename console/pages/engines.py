@@ -11,6 +11,7 @@ from console.choices import JobState
 from console.clock import db_now
 from console.exceptions import NotFound
 from console.models import Job
+from console.pages import words
 from console.pages.completion import MAX_NEW_TOKENS, MAX_PROMPT_CHARS
 from console.pages.engine_cells import engine_cells
 from console.pages.job_cells import job_list_cells
@@ -37,8 +38,8 @@ def _banner(view: EngineView) -> SafeString:
     if view.online:
         return SafeString("")
     since = (
-        format_html(" since {}", at(view.observed_at))
-        if view.observed_at
+        format_html(" since {}", at(words.heard_at(view)))
+        if words.heard_at(view)
         else " since it was registered"
     )
     return format_html(

@@ -28,24 +28,24 @@ def rank_rows(job: Job, num_ranks: int) -> list[JobRankResult]:
     return [JobRankResult(job=job, dp_rank=rank, state="not_started") for rank in range(num_ranks)]
 
 
-def score(rows: list[JobRankResult]) -> list[tuple[str, int]]:
+def score(job: Job, rows: list[JobRankResult]) -> list[tuple[str, int]]:
     """All eight counts, zeros too; their sum is the number of ranks."""
-    counts = Counter(words.rank_result_word(row.state) for row in rows)
+    counts = Counter(words.part_word(job, row) for row in rows)
     return [(word, counts[word]) for word in words.SCORE_WORDS]
 
 
-def _score_cells(rows: list[JobRankResult]) -> Cells:
+def _score_cells(job: Job, rows: list[JobRankResult]) -> Cells:
     return {
         f"sc-{n}": format_html(
             '<dt>{}{}</dt><dd class="{}">{}</dd>', tile(word), word, "" if count else "z0", count
         )
-        for n, (word, count) in enumerate(score(rows))
+        for n, (word, count) in enumerate(score(job, rows))
     }
 
 
-def _square(row: JobRankResult) -> SafeString:
-    word = words.rank_result_word(row.state)
-    why = words.nonzero(row.places)
+def _square(job: Job, row: JobRankResult) -> SafeString:
+    word = words.part_word(job, row)
+    why = [] if word == "unknown" else words.nonzero(row.places)
     return format_html(
         '<a href="#rank-{}">{}<span><b>Rank {}</b><span class="w">{}</span></span>{}</a>',
         row.dp_rank,
@@ -61,15 +61,20 @@ def _square(row: JobRankResult) -> SafeString:
     )
 
 
-def _rank_cells(row: JobRankResult) -> Cells:
+def _rank_cells(job: Job, row: JobRankResult) -> Cells:
     key = f"j{row.dp_rank}"
     # A rank that parked or flushed was fully idle; of others only what they reported is known.
     is_idle = row.state in (RankState.PARKED, RankState.SUCCEEDED)
     why = DASH if row.places is None and not is_idle else places(words.nonzero(row.places))
-    note = row.message or ("flushed" if row.state == RankState.SUCCEEDED else "–")
+    last = words.rank_result_word(row.state)
+    if words.part_word(job, row) != last:
+        note = f"last heard: {last}" + (f", {row.message}" if row.message else "")
+        why = DASH
+    else:
+        note = row.message or ("flushed" if row.state == RankState.SUCCEEDED else "–")
     return {
-        f"sq-{row.dp_rank}": _square(row),
-        f"{key}-st": state(words.rank_result_word(row.state)),
+        f"sq-{row.dp_rank}": _square(job, row),
+        f"{key}-st": state(words.part_word(job, row)),
         f"{key}-why": why,
         f"{key}-note": format_html("{}", note),
     }
@@ -139,7 +144,7 @@ def rank_section(job: Job, rows: list[JobRankResult]) -> SafeString:
     """Grid and table; replaced as a whole only when the number of ranks changes."""
     cells: Cells = {}
     for row in rows:
-        cells |= _rank_cells(row)
+        cells |= _rank_cells(job, row)
     return render_to_string(
         "components/job_ranks.html", {"rows": rows, "cells": cells, "dense": len(rows) > 16}
     )
@@ -169,10 +174,10 @@ def job_cells(job: Job, entries: list[AuditEntry], num_ranks: int, now: datetime
         "job-took": format_html("{}", took(job)),
         "job-mode": format_html("<code>{}</code>", job.mode),
         "steps": _steps(job, now),
-        **_score_cells(rows),
+        **_score_cells(job, rows),
     }
     for row in rows:
-        cells |= _rank_cells(row)
+        cells |= _rank_cells(job, row)
     if panel is not None:
         cells |= panel.cells()
     return cells
@@ -199,9 +204,7 @@ def job_row_cells(job: Job) -> Cells:
     rows = list(job.ranks.all())
     return {
         f"{key}-st": state(words.job_word(job)),
-        f"{key}-ranks": ranks([words.rank_result_word(row.state) for row in rows])
-        if rows
-        else DASH,
+        f"{key}-ranks": ranks([words.part_word(job, row) for row in rows]) if rows else DASH,
         f"{key}-took": format_html("{}", took(job)),
     }
 

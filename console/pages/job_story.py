@@ -132,8 +132,14 @@ def _ranks_of(job: Job, *states: str) -> str:
     return ("Rank " if len(found) == 1 else "Ranks ") + ", ".join(found) if found else "No rank"
 
 
-def _error(job: Job) -> str:
-    return str((job.error or {}).get("message", "")).strip().rstrip(".")
+def _said(job: Job, otherwise: str) -> str:
+    """The engine's own sentence, quoted; `otherwise` when it gave none."""
+    message = str((job.error or {}).get("message", "")).strip().rstrip(".")
+    return f"The engine says “{message}”" if message else otherwise
+
+
+def _sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:].rstrip('.')}." if note else ""
 
 
 def next_of(job: Job) -> Next:
@@ -190,7 +196,7 @@ def next_of(job: Job) -> Next:
                     "The command was sent and its reply never came, so each rank may or may not be "
                     "flushed. The console does not send it again. It asks the engine’s journal "
                     "until it answers; that answer ends this job. {}",
-                    job.note,
+                    _sentence(job.note),
                 ),
             )
     if job.finished_at is None:
@@ -215,7 +221,7 @@ def _waiting(job: Job, lead: str, total: int) -> Next:
 
 
 def _ended(job: Job, word: str, total: int) -> Next:
-    why = _error(job)
+    text: str | SafeString
     match word:
         case "succeeded":
             text = format_html(
@@ -228,23 +234,23 @@ def _ended(job: Job, word: str, total: int) -> Next:
             text = format_html(
                 "{}. Nothing was flushed. Nothing more happens by itself; ask again, with a "
                 "deadline or in mode drain, when it suits.",
-                why or "The engine refused",
+                _said(job, "The engine refused"),
             )
             return Next("n-bad", "alert-triangle", "Not done.", text)
         case "partial":
             text = format_html(
-                "{} flushed, {} not: {}. An unflushed rank still serves right answers from its old "
+                "{} flushed, {} not. {}. An unflushed rank still serves right answers from its old "
                 "cache. Nothing more happens by itself; a new flush of every rank is harmless.",
                 _ranks_of(job, "succeeded"),
                 _ranks_of(job, "failed", "unreachable", "unknown", "compensated").lower(),
-                why or "the reply below says why",
+                _said(job, "The reply below says why"),
             )
             return Next("n-bad", "alert-triangle", "Done in part.", text)
         case "expired":
             text = format_html(
                 "{}. Nothing was flushed and no request was disturbed; parked ranks serve again. "
                 "Mode drain would hold new requests instead of waiting for a gap.",
-                why or "The deadline passed before every rank was idle",
+                _said(job, "The deadline passed before every rank was idle"),
             )
             return Next("", "clock-x", "Not done.", text)
         case "cancelled":
@@ -255,7 +261,7 @@ def _ended(job: Job, word: str, total: int) -> Next:
     text = format_html(
         "{}. Whether each rank was flushed cannot be told any more. A new flush of every rank is "
         "harmless and makes it certain.",
-        why or "The engine’s memory of this job is gone",
+        _said(job, "The engine’s memory of this job is gone"),
     )
     return Next("n-unk", "question-mark", "Not known.", text)
 

@@ -49,7 +49,13 @@ class Panel:
     @property
     def key(self) -> str:
         """Changes when buttons or headings do."""
-        return f"{self.op_id}:{self.mode}:{'dl' if self.end_at else 'open'}"
+        parts = (self.op_id, self.mode, "dl" if self.end_at else "open", self.is_sent)
+        return ":".join(str(part) for part in parts)
+
+    @property
+    def is_sent(self) -> bool:
+        """True once the engine has it, so that its ranks are waited for."""
+        return self.word not in ("queued", "blocked")
 
     @property
     def short(self) -> str:
@@ -87,10 +93,9 @@ class Panel:
 
     def cells(self) -> Cells:
         """What changes inside the panel."""
-        cells: Cells = {
-            "blockers": self._blockers(),
-            "pend-note": format_html("{}", self.note),
-        }
+        cells: Cells = {"pend-note": format_html("{}", self.note)}
+        if self.is_sent:
+            cells["blockers"] = self._blockers()
         if not self.is_job_page:
             cells["pend-st"] = state(self.word)
         return cells | self._deadline_cells() if self.end_at else cells

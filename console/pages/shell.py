@@ -141,7 +141,7 @@ def page(view: View[P]) -> View[P]:
     """A page of the console: for people who are logged in, errors in the look."""
 
     @wraps(view)
-    def wrapped(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+    def wrapped(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         try:
             return view(request, *args, **kwargs)
         except ConsoleError as error:
@@ -150,7 +150,7 @@ def page(view: View[P]) -> View[P]:
     guarded = login_required(wrapped)
 
     @wraps(view)
-    def outer(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+    def outer(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         try:
             return guarded(request, *args, **kwargs)
         except DatabaseError as error:

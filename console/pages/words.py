@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from console.choices import JobState, RankState
-from console.models import Job
+from console.models import Job, JobRankResult
 from console.selectors.engines import EngineView
 from console.templatetags.q_tags import STATES, mmss, short
 from engine.protocol import PLACES, Places, RankView
@@ -31,6 +32,7 @@ def job_word(job: Job) -> str:
     return str(job.state) if job.state in STATES else _OPEN_WORDS[JobState(job.state)]
 
 
+FINAL_PARTS = frozenset({RankState.SUCCEEDED, RankState.FAILED, RankState.COMPENSATED})
 _OPEN_WORDS = {
     JobState.ACCEPTED: "queued",
     JobState.CLAIMED: "queued",
@@ -42,6 +44,18 @@ _OPEN_WORDS = {
 def rank_result_word(state: str) -> str:
     """The fixed word of a rank's part in a job."""
     return str(RankState(state).label)
+
+
+def part_word(job: Job, row: JobRankResult) -> str:
+    """The fixed word of a rank's part; what was last heard is not known once the job is unknown."""
+    if job.state == JobState.RECONCILING and row.state not in FINAL_PARTS:
+        return "unknown"
+    return rank_result_word(row.state)
+
+
+def heard_at(view: EngineView) -> datetime | None:
+    """When the engine was last heard; None when it never was."""
+    return view.observed_at if view.state is not None else None
 
 
 def nonzero(places: Places | dict[str, int] | None) -> list[tuple[str, int]]:

@@ -179,7 +179,9 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(whole, 60)
     if minutes < 60:
         return f"{minutes}:{rest:02d}"
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    if minutes < 24 * 60:
+        return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    return f"{minutes // 1440} d {minutes // 60 % 24} h"
 
 
 @register.filter

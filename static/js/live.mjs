@@ -85,5 +85,5 @@ export const mmss = (s) => {
   const all = Math.max(0, Math.floor(s)), h = Math.floor(all / 3600), m = Math.floor(all / 60);
   return h ? `${h}:${two(m % 60)}:${two(all % 60)}` : `${m}:${two(all % 60)}`;
 };
-export const duration = (s) => (s < 9.95 ? `${s.toFixed(1)} s` : s < 59.5 ? `${Math.round(s)} s` : mmss(Math.round(s)));
+export const duration = (s) => (s < 9.95 ? `${s.toFixed(1)} s` : s < 59.5 ? `${Math.round(s)} s` : s < 86400 ? mmss(Math.round(s)) : `${Math.floor(s / 86400)} d ${Math.floor(s / 3600) % 24} h`);
 export const blind = () => document.body.classList.contains("is-blind");

@@ -94,7 +94,7 @@ STATES = [
         ("succeeded", "failed"),
         {"code": "partial", "message": "rank 1 died"},
         "partial",
-        "Rank 0 flushed, rank 1 not",
+        "Rank 0 flushed, rank 1 not. The engine says “rank 1 died”",
     ),
     (JobState.EXPIRED, None, ("not_started",), None, "expired", "no request was disturbed"),
     (JobState.CANCELLED, None, (), None, "cancelled", "Cancelled before the decision"),
