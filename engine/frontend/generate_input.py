@@ -15,7 +15,7 @@ import msgspec
 from engine.frontend import sampling
 from engine.frontend.http_errors import HTTPError
 from engine.frontend.http_json import convert
-from engine.frontend.limits import Limits, check_prompt, check_rank
+from engine.frontend.limits import Limits, check_extra_key, check_prompt, check_rank, check_scores
 from engine.frontend.requests import NewRequest
 from engine.frontend.sampling import SamplingInput
 from engine.ipc.sampling import SamplingParams
@@ -23,7 +23,8 @@ from engine.tokens.tokenizer import Tokenizer
 
 MAX_BATCH = 1024
 MAX_TOP_LOGPROBS = 128
-_LONG_TEXT_CHARS = 50_000
+MAX_SAMPLES_OF_A_CALL = 4096
+LONG_TEXT_CHARS = 10_000
 _T = TypeVar("_T")
 
 UNIMPLEMENTED: dict[str, tuple[object, ...]] = {
@@ -93,6 +94,12 @@ async def requests_of(given: GenerateInput, tokenizer: Tokenizer, limits: Limits
     with _inside_sampling_params():
         settings = _settings(given, len(prompts), is_batch)
         counts = [sampling.num_samples(item) for item in settings]
+        if sum(counts) > MAX_SAMPLES_OF_A_CALL:
+            raise HTTPError(
+                400,
+                f"a call takes at most {MAX_SAMPLES_OF_A_CALL} prompts times samples",
+                param="n",
+            )
         checked = [
             sampling.checked(
                 item,
@@ -102,8 +109,10 @@ async def requests_of(given: GenerateInput, tokenizer: Tokenizer, limits: Limits
             )
             for ids, item in zip(prompts, settings, strict=True)
         ]
+    num_scores = 0
     for index, (ids, params) in enumerate(zip(prompts, checked, strict=True)):
         template = _template(given, index, len(prompts), ids, limits)
+        num_scores += template.scores_of(params) * counts[index]
         for sample in range(counts[index]):
             seed = None if params.seed is None else params.seed + sample
             rid = _rid(given.rid, index, len(prompts), sample if max(counts) > 1 else None)
@@ -118,6 +127,7 @@ async def requests_of(given: GenerateInput, tokenizer: Tokenizer, limits: Limits
     rids = [request.rid for request in requests]
     if len(set(rids)) != len(rids):
         raise HTTPError(400, f"Duplicate request ID in the batch: {_twice(rids)}", param="rid")
+    check_scores(num_scores, "return_logprob")
     return Asked(requests, not is_batch and max(counts) == 1, given)
 
 
@@ -135,7 +145,7 @@ async def _prompts(given: GenerateInput, tokenizer: Tokenizer) -> tuple[list[lis
             raise HTTPError(400, "text is an empty list", param="text")
         if any(not text for text in texts):
             raise HTTPError(400, "The prompt is empty; give at least one token.", param="text")
-        return [await encode(tokenizer, text) for text in texts], is_batch
+        return await encode(tokenizer, texts), is_batch
     if given.input_ids is None:
         raise HTTPError(
             400, "Either text, input_ids or input_embeds should be provided.", param="text"
@@ -155,11 +165,11 @@ def split_ids(items: Sequence[int | list[int]], name: str) -> tuple[list[list[in
     return lists, flat
 
 
-async def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a prompt; a long text does not hold the event loop up."""
-    if len(text) > _LONG_TEXT_CHARS:
-        return await asyncio.to_thread(tokenizer.encode, text)
-    return tokenizer.encode(text)
+async def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Token ids of prompts; long texts do not hold the event loop up."""
+    if sum(map(len, texts)) > LONG_TEXT_CHARS:
+        return await asyncio.to_thread(tokenizer.encode_all, texts)
+    return tokenizer.encode_all(texts)
 
 
 def _settings(given: GenerateInput, count: int, is_batch: bool) -> list[SamplingInput]:
@@ -213,6 +223,8 @@ def _template(
                 f"token_ids_logprob must be in [0, {limits.vocab_size}), got {token_id}.",
                 param="token_ids_logprob",
             )
+    extra_key = _item(given.extra_key, index, count, "extra_key", None)
+    check_extra_key(extra_key)
     return NewRequest(
         rid="",
         input_ids=ids,
@@ -221,7 +233,7 @@ def _template(
         logprob_start=start if return_logprob and start < len(ids) else -1,
         top_logprobs_num=top if return_logprob else 0,
         token_ids_logprob=chosen if return_logprob else [],
-        extra_key=_item(given.extra_key, index, count, "extra_key", None),
+        extra_key=extra_key,
     )
 
 

@@ -7,7 +7,7 @@ of a busy engine adds which places are busy.
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from engine.frontend.core import Frontend
 from engine.frontend.http_errors import HTTPError, json_response
-from engine.frontend.http_json import read_json
+from engine.frontend.http_json import convert, read_json
 from engine.frontend.operations import Follower
 from engine.frontend.query import flag, no_others, number, one
 from engine.frontend.streams import unless_gone
@@ -29,6 +29,7 @@ from engine.protocol import (
     Outcome,
     ProtocolError,
 )
+from engine.protocol.types import OperationId
 
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
@@ -62,7 +63,9 @@ async def flush_cache(request: Request) -> Response:
     timeout_s = number(query, "timeout", default=0.0, low=0.0, high=MAX_TIMEOUT_S)
     mode = one(query, "mode", default=Mode.WAIT, choices=Mode)
     empty_cache = flag(query, "empty_cache", default=True)
-    op_id = query.get("op_id")
+    op_id = query.get("op_id") or None
+    if op_id is not None:
+        convert({"op_id": op_id}, _Id, {})
     try:
         follower = frontend.operations.submit(
             op_id=op_id or f"http-{uuid.uuid4()}",
@@ -187,6 +190,10 @@ async def change_operation(request: Request) -> Response:
     return json_response(view_json(view), 202)
 
 
+class _Id(msgspec.Struct):
+    op_id: OperationId  # the control socket's rule
+
+
 class _Extend(msgspec.Struct, forbid_unknown_fields=True):
     by_s: float
 
@@ -197,7 +204,7 @@ class _Extend(msgspec.Struct, forbid_unknown_fields=True):
 class _Abort(msgspec.Struct, forbid_unknown_fields=True):
     rid: str = ""
     abort_all: bool = False
-    abort_message: str | None = None
+    abort_message: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
 
 
 async def abort_request(request: Request) -> Response:

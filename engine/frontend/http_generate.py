@@ -16,8 +16,8 @@ from engine.frontend.limits import limits_of
 from engine.frontend.native_output import NativeOutput
 from engine.frontend.streams import (
     DONE,
+    EventStream,
     event,
-    event_stream,
     merged,
     submit_all,
     unless_gone,
@@ -33,7 +33,7 @@ async def generate(request: Request) -> Response:
     completions = submit_all(state.frontend, state.tokenizer, asked.requests)
     outputs = [_output(asked, completion, state.tokenizer) for completion in completions]
     if given.stream:
-        return event_stream(_events(asked, completions, outputs))
+        return EventStream(_events(asked, completions, outputs), completions)
     if await unless_gone(request, _gather(completions, outputs)) is None:
         return Response(status_code=499)  # nobody is left to read it
     if asked.is_single:
@@ -70,6 +70,8 @@ async def _events(
     async for index, piece in merged(completions):
         output = outputs[index]
         output.add(piece)
+        if not output.is_due():
+            continue
         error = output.error()
         body: dict[str, Any] = output.body()
         if error is not None:

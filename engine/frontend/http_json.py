@@ -6,6 +6,7 @@ used", and refused by name otherwise; a field nobody knows is refused. One rule 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from engine.frontend.http_errors import HTTPError
 
 MAX_BODY_BYTES = 32 << 20
+BODY_S = 120.0
 _T = TypeVar("_T")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"unknown field `(.*?)`")
@@ -25,16 +27,20 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises HTTPError 413 beyond the limit, without reading further."""
+    """The whole body. Raises HTTPError: 413 beyond the limit, without reading further; 408."""
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
     chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise _too_large()
-        chunks.append(chunk)
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > MAX_BODY_BYTES:
+                    raise _too_large()
+                chunks.append(chunk)
+    except TimeoutError as error:
+        raise HTTPError(408, f"the body did not arrive within {BODY_S:.0f} s") from error
     return b"".join(chunks)
 
 

@@ -25,7 +25,7 @@ from engine.frontend.openai_input import (
     completion_requests,
 )
 from engine.frontend.openai_output import Choice, chat_logprobs, completion_logprobs, usage
-from engine.frontend.streams import DONE, event, event_stream, merged, submit_all, unless_gone
+from engine.frontend.streams import DONE, EventStream, event, merged, submit_all, unless_gone
 from engine.tokens.tokenizer import Tokenizer
 
 
@@ -97,7 +97,7 @@ async def chat_completions(request: Request) -> Response:
     state = request.app.state
     given = await read_json(request, ChatInput, CHAT_UNIMPLEMENTED)
     tokenizer: Tokenizer = state.tokenizer
-    requests = chat_requests(given, tokenizer, limits_of(state.frontend))
+    requests = await chat_requests(given, tokenizer, limits_of(state.frontend))
 
     def whole(choice: Choice) -> dict[str, Any]:
         message = {"role": "assistant", "content": choice.text, "reasoning_content": None}
@@ -146,7 +146,7 @@ async def _answer(
 ) -> Response:
     choices = [Choice(index, completion) for index, completion in enumerate(submitted)]
     if given.stream:
-        return event_stream(_events(given, reply, submitted, choices))
+        return EventStream(_events(given, reply, submitted, choices), submitted)
     if await unless_gone(request, _gather(submitted, choices)) is None:
         return Response(status_code=499)  # nobody is left to read it
     for choice in choices:

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -17,6 +17,7 @@ from engine.frontend import http_admin, http_generate, http_info, http_openai
 from engine.frontend.core import Frontend
 from engine.frontend.http_auth import Access, refusal
 from engine.frontend.http_errors import HTTPError, Shape, error_response, json_response
+from engine.frontend.http_protocol import BoundedProtocol
 from engine.log import get_logger
 from engine.tokens.tokenizer import Tokenizer
 
@@ -62,16 +63,21 @@ def make_app(frontend: Frontend, tokenizer: Tokenizer) -> Starlette:
             )
         )
     app = Starlette(
-        routes=[
-            Route(path, _guarded(handler, access), methods=methods)
-            for path, handler, methods, access in ROUTES
-        ],
+        routes=[_route(*row) for row in ROUTES],
         middleware=middleware,
         exception_handlers={HTTPException: _http_exception, Exception: _fault},
     )
+    app.router.redirect_slashes = False  # a path is the route's or it is unknown
     app.state.frontend = frontend
     app.state.tokenizer = tokenizer
     return app
+
+
+def _route(path: str, handler: Handler, methods: list[str], access: Access) -> Route:
+    route = Route(path, _guarded(handler, access), methods=methods)
+    if access is Access.ADMIN and route.methods is not None:
+        route.methods.discard("HEAD")  # comes with GET, and must change nothing: GET flushes
+    return route
 
 
 def _guarded(handler: Handler, access: Access) -> Handler:
@@ -84,6 +90,8 @@ def _guarded(handler: Handler, access: Access) -> Handler:
             return await handler(request)
         except HTTPError as error:
             return error_response(error, _shape(request))
+        except ClientDisconnect:  # while its body was read
+            return Response(status_code=499)
 
     return call
 
@@ -123,6 +131,7 @@ def make_server(app: Starlette, host: str, port: int) -> Server:
             lifespan="off",
             timeout_graceful_shutdown=3,
             server_header=False,
-            h11_max_incomplete_event_size=64 * 1024,
+            http=BoundedProtocol,
+            ws="none",
         )
     )

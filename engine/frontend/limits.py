@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from engine.frontend.core import Frontend
 from engine.frontend.http_errors import HTTPError
 
+MAX_EXTRA_KEY_CHARS = 1024
+MAX_SCORES = 1 << 22  # of one call: half a gigabyte while it is answered
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -52,6 +55,25 @@ def check_prompt(ids: list[int], limits: Limits) -> None:
         bad = low if low < 0 else high
         raise HTTPError(
             400, f"token ids must be in [0, {limits.vocab_size}), got {bad}.", param="input_ids"
+        )
+
+
+def check_extra_key(extra_key: str | None) -> None:
+    """Raises HTTPError for one that is too long: it is kept as long as what it caches."""
+    if extra_key is not None and len(extra_key) > MAX_EXTRA_KEY_CHARS:
+        raise HTTPError(
+            400, f"extra_key takes at most {MAX_EXTRA_KEY_CHARS} characters", param="extra_key"
+        )
+
+
+def check_scores(count: int, name: str) -> None:
+    """Raises HTTPError when a call asks for more log probabilities than memory should hold."""
+    if count > MAX_SCORES:
+        raise HTTPError(
+            400,
+            f"this call asks for up to {count} log probabilities; the limit is {MAX_SCORES}: "
+            "send fewer prompts, tokens or samples at a time",
+            param=name,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import sys
 
@@ -50,6 +51,8 @@ def main(config_path: str) -> None:
     """`python -m engine frontend`."""
     config = read(config_path)
     setup("frontend", config.log_level)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a descriptor
     try:
         uvloop.run(serve(config))
     except JournalError as error:

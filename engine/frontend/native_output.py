@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from engine.frontend.completion import Completion, Piece
 from engine.frontend.http_errors import HTTPError
 from engine.ipc.messages import FinishReason, LogprobEntry
+
+_Triple = tuple[float | None, int, str | None]  # log probability, token id, its text if asked for
+_LONG_TRIPLES = 16_384
 
 
 class NativeOutput:
@@ -27,8 +30,9 @@ class NativeOutput:
         self._with_prompt_ids = with_prompt_ids
         self._text: list[str] = []
         self._ids: list[int] = []
-        self._output: list[LogprobEntry] = []
-        self._prompt: list[LogprobEntry] = []
+        self._output = _Scores(self._triples)
+        self._prompt = _Scores(self._triples)
+        self._num_shown = 0
         self._versions: list[dict[str, Any]] = []
         self._last: Piece | None = None
 
@@ -42,9 +46,19 @@ class NativeOutput:
         note_version(self._versions, piece, len(self._ids))
         self._text.append(piece.text)
         self._ids += piece.token_ids
-        self._output += piece.logprobs
-        self._prompt += piece.prompt_logprobs
+        if self._new.return_logprob:
+            self._output.add(piece.logprobs)
+            self._prompt.add(piece.prompt_logprobs)
         self._last = piece
+
+    def is_due(self) -> bool:
+        """True when an event should be sent now. Each event repeats all that was sent before it:
+        long ones come less often, or their cost would grow with the square of the output."""
+        size = self._output.num_triples + self._prompt.num_triples
+        due = self.finish is not None or size < _LONG_TRIPLES or size >= 17 / 16 * self._num_shown
+        if due:
+            self._num_shown = size
+        return due
 
     def body(self) -> dict[str, Any]:
         """The reply."""
@@ -91,30 +105,47 @@ class NativeOutput:
         return meta
 
     def _logprobs(self) -> dict[str, Any]:
-        new = self._new
-        output = self._output[: len(self._ids)]
+        new, prompt, output = self._new, self._prompt, self._output
+        count = len(self._ids)
         found: dict[str, Any] = {
-            "input_token_logprobs": [self._triple(e.logprob, e.token_id) for e in self._prompt],
-            "output_token_logprobs": [self._triple(e.logprob, e.token_id) for e in output],
-            "output_token_logprobs_length": len(output),
+            "input_token_logprobs": prompt.own,
+            "output_token_logprobs": output.own[:count],
+            "output_token_logprobs_length": min(count, len(output.own)),
         }
         if new.top_logprobs_num:
-            found["input_top_logprobs"] = [self._pairs(e, e.top) for e in self._prompt]
-            found["output_top_logprobs"] = [self._pairs(e, e.top) for e in output]
+            found["input_top_logprobs"] = prompt.top
+            found["output_top_logprobs"] = output.top[:count]
         if new.token_ids_logprob:
-            found["input_token_ids_logprobs"] = [self._pairs(e, e.chosen) for e in self._prompt]
+            found["input_token_ids_logprobs"] = prompt.chosen
             # A prefill-only request has no token, but the scores of the next one.
-            found["output_token_ids_logprobs"] = [self._pairs(e, e.chosen) for e in self._output]
+            found["output_token_ids_logprobs"] = output.chosen
         return found
 
-    def _pairs(self, entry: LogprobEntry, pairs: list[tuple[float, int]]) -> list[Any] | None:
-        if entry.logprob is None:
-            return None
-        return [self._triple(logprob, token_id) for logprob, token_id in pairs]
+    def _triples(self, pairs: Iterable[tuple[float | None, int]]) -> list[_Triple]:
+        text = self._token_text
+        return [(logprob, token, text(token) if text else None) for logprob, token in pairs]
 
-    def _triple(self, logprob: float | None, token_id: int) -> list[Any]:
-        text = self._token_text(token_id) if self._token_text else None
-        return [logprob, token_id, text]
+
+class _Scores:
+    """Log probabilities in SGLang's shape, made once: a stream sends them again and again."""
+
+    def __init__(
+        self, triples: Callable[[Iterable[tuple[float | None, int]]], list[_Triple]]
+    ) -> None:
+        self._triples = triples
+        self.own: list[_Triple] = []
+        self.top: list[list[_Triple] | None] = []
+        self.chosen: list[list[_Triple] | None] = []
+        self.num_triples = 0
+
+    def add(self, entries: Sequence[LogprobEntry]) -> None:
+        """Take more positions; the first of a prompt has no scores."""
+        self.own += self._triples((entry.logprob, entry.token_id) for entry in entries)
+        for entry in entries:
+            scored = entry.logprob is not None
+            self.top.append(self._triples(entry.top) if scored else None)
+            self.chosen.append(self._triples(entry.chosen) if scored else None)
+            self.num_triples += 1 + len(entry.top) + len(entry.chosen)
 
 
 def note_version(spans: list[dict[str, Any]], piece: Piece, num_before: int) -> None:

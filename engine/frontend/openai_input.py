@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import uuid
 from typing import Any, Literal
@@ -9,9 +10,16 @@ from typing import Any, Literal
 import msgspec
 
 from engine.frontend import sampling
-from engine.frontend.generate_input import MAX_BATCH, MAX_TOP_LOGPROBS, encode, split_ids
+from engine.frontend.generate_input import (
+    LONG_TEXT_CHARS,
+    MAX_BATCH,
+    MAX_SAMPLES_OF_A_CALL,
+    MAX_TOP_LOGPROBS,
+    encode,
+    split_ids,
+)
 from engine.frontend.http_errors import HTTPError
-from engine.frontend.limits import Limits, check_prompt, check_rank
+from engine.frontend.limits import Limits, check_extra_key, check_prompt, check_rank, check_scores
 from engine.frontend.requests import NewRequest
 from engine.frontend.sampling import SamplingInput
 from engine.ipc.sampling import SamplingParams
@@ -163,6 +171,10 @@ async def completion_requests(
         raise HTTPError(
             400, f"logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {top}.", param="logprobs"
         )
+    if given.n is not None and given.n * len(prompts) > MAX_SAMPLES_OF_A_CALL:
+        raise HTTPError(
+            400, f"a call takes at most {MAX_SAMPLES_OF_A_CALL} prompts times samples", param="n"
+        )
     found: list[NewRequest] = []
     for index, ids in enumerate(prompts):
         base = NewRequest(
@@ -176,6 +188,7 @@ async def completion_requests(
         )
         suffix = f"_{index}" if len(prompts) > 1 else ""
         found += _samples(given, base, given.max_tokens, limits, suffix)
+    check_scores(sum(new.scores_of(new.sampling) for new in found), "logprobs")
     return found
 
 
@@ -186,19 +199,19 @@ async def _prompts(given: CompletionInput, tokenizer: Tokenizer) -> list[list[in
     if not prompt or (isinstance(prompt, list) and any(item in ("", []) for item in prompt)):
         raise HTTPError(400, "Prompt cannot be empty", param="prompt")
     if isinstance(prompt, str):
-        return [await encode(tokenizer, prompt)]
+        return await encode(tokenizer, [prompt])
     if len(prompt) > MAX_BATCH and not isinstance(prompt[0], int):
         raise HTTPError(400, f"a batch takes at most {MAX_BATCH} prompts", param="prompt")
     texts = [item for item in prompt if isinstance(item, str)]
     if texts and len(texts) < len(prompt):
         raise HTTPError(400, "prompt mixes texts and token ids", param="prompt")
     if texts:
-        return [await encode(tokenizer, text) for text in texts]
+        return await encode(tokenizer, texts)
     prompts, flat = split_ids([item for item in prompt if not isinstance(item, str)], "prompt")
     return prompts or [flat]
 
 
-def chat_requests(given: ChatInput, tokenizer: Tokenizer, limits: Limits) -> list[NewRequest]:
+async def chat_requests(given: ChatInput, tokenizer: Tokenizer, limits: Limits) -> list[NewRequest]:
     """One request a sample. Raises HTTPError."""
     if not given.messages:
         raise HTTPError(400, "Messages cannot be empty.", param="messages")
@@ -217,13 +230,19 @@ def chat_requests(given: ChatInput, tokenizer: Tokenizer, limits: Limits) -> lis
         {"role": message.role, "content": _content(message, index)}
         for index, message in enumerate(given.messages)
     ]
-    try:
+
+    def rendered() -> list[int]:
         text = tokenizer.render_chat(messages, variables=given.chat_template_kwargs)
+        return tokenizer.encode_rendered(text)
+
+    is_long = sum(len(message["content"]) for message in messages) > LONG_TEXT_CHARS
+    try:
+        input_ids = await asyncio.to_thread(rendered) if is_long else rendered()
     except TokenizerError as error:
         raise HTTPError(400, str(error), param="messages") from error
     base = NewRequest(
         rid="",
-        input_ids=tokenizer.encode_rendered(text),
+        input_ids=input_ids,
         sampling=SamplingParams(),
         return_logprob=bool(given.logprobs),
         top_logprobs_num=top,
@@ -233,7 +252,9 @@ def chat_requests(given: ChatInput, tokenizer: Tokenizer, limits: Limits) -> lis
     asked = given.max_tokens if asked is None else asked
     if asked is None:  # as long as the context allows
         asked = max(0, limits.longest - len(base.input_ids))
-    return _samples(given, base, asked, limits, "")
+    found = _samples(given, base, asked, limits, "")
+    check_scores(sum(new.scores_of(new.sampling) for new in found), "logprobs")
+    return found
 
 
 def _content(message: Message, index: int) -> str:
@@ -272,6 +293,9 @@ def _samples(
         vocab_size=limits.vocab_size,
     )
     count = sampling.num_samples(settings)
+    if given.rid is not None and len(given.rid) > 256:
+        raise HTTPError(400, "rid must have at most 256 characters", param="rid")
+    check_extra_key(given.extra_key)
     stem = given.rid + suffix if given.rid else ""
     found = []
     for sample in range(count):

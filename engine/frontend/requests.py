@@ -5,13 +5,13 @@ Knows no HTTP and no socket: `send` hands a message to a rank. All calls come fr
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.frontend.dp_router import DPRouter, page_chain
+from engine.frontend.token_queue import TokenQueue
 from engine.ipc.messages import (
     AbortRequest,
     FinishReason,
@@ -46,6 +46,14 @@ class NewRequest:
     extra_key: str | None = None
     routed_dp_rank: int | None = None
 
+    def scores_of(self, sampling: SamplingParams) -> int:
+        """Log probabilities that this asks for with these settings, at most."""
+        if not self.return_logprob:
+            return 0
+        prompt = len(self.input_ids) - self.logprob_start if self.logprob_start >= 0 else 0
+        each = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
+        return (prompt + sampling.max_new_tokens) * each
+
 
 @dataclass(slots=True)
 class Active:
@@ -60,7 +68,7 @@ class Active:
     chain: list[int]
     tokens: int
     received_at: float
-    queue: asyncio.Queue[TokenOut] = field(default_factory=asyncio.Queue)
+    queue: TokenQueue = field(default_factory=TokenQueue)
     rank: int | None = None
     inc: int = 0
     num_output: int = 0
@@ -168,7 +176,7 @@ class RequestManager:
                 self._forget(active)
                 self._done(active)
                 ended = True
-            active.queue.put_nowait(item)
+            active.queue.put(item)
         if ended:
             self.pump()
 
@@ -252,7 +260,7 @@ class RequestManager:
         if self._held.pop(active.new.rid, None) is None:
             self._done(active)
         no_logprobs: list[LogprobEntry] = []
-        active.queue.put_nowait(
+        active.queue.put(
             TokenOut(
                 rid=active.wire_id,
                 start=active.num_output,

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from engine.frontend.completion import Completion, Piece
 from engine.frontend.core import Frontend
@@ -49,13 +50,16 @@ def _leave_all(completions: Sequence[Completion]) -> None:
 
 
 async def merged(completions: Sequence[Completion]) -> AsyncIterator[tuple[int, Piece]]:
-    """Pieces of all completions as they come, each with its index; ends all when left."""
-    queue: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
+    """Pieces of all completions as they come, each with its index; ends all when left.
+
+    Takes none ahead of its reader: what waits is joined where it waits (TokenQueue).
+    """
+    queue: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue(maxsize=1)
 
     async def pump(index: int, completion: Completion) -> None:
         async for piece in completion.pieces():
-            queue.put_nowait((index, piece))
-        queue.put_nowait(None)
+            await queue.put((index, piece))
+        await queue.put(None)
 
     tasks = [asyncio.ensure_future(pump(i, c)) for i, c in enumerate(completions)]
     open_count = len(tasks)
@@ -98,10 +102,20 @@ def event(body: object) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def event_stream(items: AsyncIterator[bytes]) -> StreamingResponse:
-    """A reply of server-sent events; the iterator is closed when the client leaves."""
-    return StreamingResponse(
-        items,
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-    )
+class EventStream(StreamingResponse):
+    """A reply of server-sent events. Its completions end with it, also when it never began."""
+
+    def __init__(self, items: AsyncIterator[bytes], completions: Sequence[Completion]) -> None:
+        super().__init__(
+            items,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._completions = completions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end, or until the client leaves."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _leave_all(self._completions)

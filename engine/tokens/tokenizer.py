@@ -49,10 +49,14 @@ class Tokenizer:
         ids: list[int] = self._raw.encode(text).ids
         return ids
 
+    def encode_all(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of several texts. Lets other threads run meanwhile, which `encode` does not."""
+        found = self._raw.encode_batch(texts, add_special_tokens=add_special_tokens)
+        return [item.ids for item in found]
+
     def encode_rendered(self, text: str) -> list[int]:
         """Token ids of a rendered chat, which already holds its special tokens."""
-        ids: list[int] = self._raw.encode(text, add_special_tokens=False).ids
-        return ids
+        return self.encode_all([text], add_special_tokens=False)[0]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are no UTF-8 become U+FFFD."""

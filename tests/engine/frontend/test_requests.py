@@ -132,7 +132,7 @@ def test_tokens_of_another_incarnation_or_of_nobody_change_nothing() -> None:
     assert active.rank is not None
     world.manager.on_tokens(active.rank, active.inc + 5, [token(active.wire_id, 0)])
     world.manager.on_tokens(active.rank, active.inc, [token("nobody", 0)])
-    assert active.queue.empty()
+    assert active.queue.is_empty
 
 
 def test_a_lost_rank_ends_its_requests_with_503_once() -> None:
@@ -146,9 +146,9 @@ def test_a_lost_rank_ends_its_requests_with_503_once() -> None:
     item = active.queue.get_nowait()
     assert item.finish is not None
     assert (item.finish.type, item.finish.status_code) == ("abort", 503)
-    assert active.queue.empty()
+    assert active.queue.is_empty
     world.manager.on_tokens(rank, inc, [token(active.wire_id, 0, finish="stop")])
-    assert active.queue.empty()
+    assert active.queue.is_empty
     assert world.manager.num_active == 0
 
 
@@ -182,7 +182,7 @@ def test_tokens_under_way_for_a_client_that_left_are_not_the_next_ones_of_its_id
     again = world.submit("a")
     world.hear(gone, 1)  # sent before the rank heard of the end
     world.hear(gone, 2, finish="abort")
-    assert again.queue.empty()
+    assert again.queue.is_empty
     world.hear(again, 0, finish="length")
     assert again.queue.get_nowait().start == 0
     assert world.manager.num_active == 0
