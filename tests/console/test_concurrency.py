@@ -157,7 +157,7 @@ def test_z06_a_stopped_relay_costs_the_engine_nothing_and_is_right_again(stack, 
 
 
 CHILD = """
-import os, sys, threading
+import os, sys, threading, time
 import django
 django.setup()
 from console.gateways import zmq as gateway
@@ -187,7 +187,11 @@ for generation in range(2):
             before = len(os.listdir("/proc/self/fd"))
             talk(10)
             # ZeroMQ closes a socket in its own time; ten that leak would be thirty descriptors.
-            after = len(os.listdir("/proc/self/fd"))
+            deadline = time.monotonic() + 10
+            while (after := len(os.listdir("/proc/self/fd"))) > before + 9:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
             own = gateway.zmq_context() is not parent_context
             os._exit(0 if own and after <= before + 9 else 3)
         children.append(pid)

@@ -34,7 +34,12 @@ Chunk = tuple[int, int, int]  # request, first token, last token
 
 kinds = pytest.mark.parametrize(
     ("kernels", "dtype"),
-    [(kernels, dtype) for kernels in ("cpu", "torch") for dtype in ("float32", "bfloat16")],
+    [
+        ("cpu", "float32"),
+        ("cpu", "bfloat16"),
+        ("torch", "float32"),
+        pytest.param("torch", "bfloat16", marks=pytest.mark.slow),  # a minute without kernels
+    ],
 )
 
 

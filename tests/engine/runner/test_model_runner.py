@@ -29,7 +29,7 @@ def test_fp32_greedy_tokens_of_a_lone_request_are_those_of_transformers(
     runner_of: RunnerOf, kernels: str
 ) -> None:
     runner = runner_of(kernels, "float32")
-    for case in SOME:
+    for case in SOME if kernels == "cpu" else SOME[::2]:
         req = new_req(case.prompt_ids, Pages(runner), NEW_TOKENS)
         assert generate(runner, [req], NEW_TOKENS) == [case.tokens]
 
@@ -40,7 +40,7 @@ def test_fp32_greedy_tokens_of_a_batch_are_those_of_transformers(
 ) -> None:
     runner = runner_of(kernels, "float32")
     pages = Pages(runner)
-    cases = CASES if kernels == "cpu" else CASES[::2]
+    cases = CASES if kernels == "cpu" else CASES[::5]
     reqs = [new_req(case.prompt_ids, pages, NEW_TOKENS) for case in cases]
     assert generate(runner, reqs, NEW_TOKENS) == tokens_of(cases)
 

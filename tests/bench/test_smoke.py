@@ -1,0 +1,41 @@
+"""The benches run to their end and print their table; figures are judged by people, not here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.fakes.stack import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def run(script: str, *flags: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "bench" / script), *flags],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_engine_bench_prints_every_row() -> None:
+    out = run("engine.py", "--reps", "1")
+    for row in ("prefill 512", "cold", "hit", "decode b1", "decode b8", "decode b32"):
+        assert row in out
+
+
+def test_the_console_bench_prints_both_percentiles() -> None:
+    out = run("console.py", "--jobs", "10")
+    assert "p50" in out
+    assert "p99" in out
+
+
+def test_the_step_bench_runs() -> None:
+    assert "decode" in run("model_step.py", "--seconds", "0.2")
