@@ -149,6 +149,23 @@ def test_a_flush_waits_for_idle_counts_down_and_succeeds_at_once(chromium, tab, 
     assert tab.faults() == []
 
 
+def test_stop_ends_the_engines_work_and_a_refusal_is_the_engines_own(tab, quiesce):
+    page = tab.page
+    tab.goto("/engines/local")
+    page.fill("#try-p", f"{uuid.uuid4()}: tell a long story")
+    page.fill("#try-n", "256")
+    page.click("#try [type=submit]")
+    until(lambda: len(tab.text("#try-out")) > 20, page, 20)
+    page.click("#try-stop")
+    page.locator("#try[data-ended='1']").wait_for()
+    until(lambda: quiesce.api("GET", "/engines/local").json()["idle"], page, 2)
+    page.fill("#try-p", "word " * 3100)
+    page.click("#try [type=submit]")
+    page.locator("#try[data-ended='2']").wait_for()
+    assert "The engine says:" in tab.text("#try-err")
+    assert "tokens" in tab.text("#try-err")
+
+
 def test_an_engine_that_is_killed_is_seen_within_three_seconds_and_comes_back(tab, quiesce):
     tab.goto("/engines/local")
     quiesce.child("engine serve").kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from playwright.sync_api import Browser
 
@@ -138,6 +139,31 @@ def test_a_refused_form_is_clean_and_keeps_what_was_typed(states, seats):
         one.page.locator("#f-to-err").wait_for()
         assert one.page.input_value("#f-to") == "soon"
         assert one.faults(status=422) == []
+
+
+def test_a_console_without_news_or_engines_is_clean(chromium):
+    quiet = Stack()  # web only: no relay has ever seen an engine
+    try:
+        quiet.up("valkey", "web")
+        wait_until(lambda: is_up(quiet), 20)
+        for size in SIZES:
+            one = seat(chromium, quiet.url, size).log_in(quiet.password)
+            for path in ("/engines/local", "/flush", "/jobs", "/"):
+                assert one.goto(path).faults() == [], path
+        quiet.sql("DELETE FROM console_engine")
+        for size in SIZES:
+            one = seat(chromium, quiet.url, size).log_in(quiet.password).goto("/")
+            assert one.page.locator("#fleet-empty").is_visible()
+            assert one.faults() == []
+    finally:
+        quiet.down()
+
+
+def is_up(stack: Stack) -> bool:
+    try:
+        return stack.health()["live"]
+    except httpx.HTTPError:
+        return False
 
 
 def test_the_log_in_is_clean_also_when_it_refuses(stack, chromium):
