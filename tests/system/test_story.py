@@ -159,7 +159,7 @@ def test_stop_ends_the_engines_work_and_a_refusal_is_the_engines_own(tab, quiesc
     page.click("#try-stop")
     page.locator("#try[data-ended='1']").wait_for()
     until(lambda: quiesce.api("GET", "/engines/local").json()["idle"], page, 2)
-    page.fill("#try-p", "word " * 3100)
+    page.fill("#try-p", "☃" * 9000)  # some tokens each: more than the context holds
     page.click("#try [type=submit]")
     page.locator("#try[data-ended='2']").wait_for()
     assert "The engine says:" in tab.text("#try-err")
