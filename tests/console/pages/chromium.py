@@ -29,6 +29,9 @@ _WATCH = (
     "addEventListener('securitypolicyviolation', e =>"
     " (window.__csp = window.__csp || []).push(e.violatedDirective + ' ' + e.blockedURI))"
 )
+_WIDE_TABLES = """[...document.querySelectorAll('.stackable')]
+  .filter(t => t.scrollWidth > t.clientWidth + 1)
+  .map(t => 'table wider than its card: ' + t.textContent.trim().slice(0, 60))"""
 _RUN = """rules => axe.run(document, {runOnly: rules}).then(r => r.violations.flatMap(v =>
   v.nodes.map(n => v.id + ': ' + n.html.slice(0, 160) + ' :: '
     + ((n.any[0] || n.all[0] || n.none[0] || {}).message || ''))))"""
@@ -100,6 +103,7 @@ class Seat:
         wide = self.page.evaluate("document.documentElement.scrollWidth")
         if wide > self.size[0]:
             found.append(f"scrolls sideways: {wide} of {self.size[0]}")
+        found += self.page.evaluate(_WIDE_TABLES)
         found += self.page.evaluate("window.__csp || []")
         expected = f"status of {status}"
         found += [one for one in self.complaints if status == 200 or expected not in one]
