@@ -22,7 +22,16 @@ _TOKEN_BYTES = 4
 class Node:
     """A run of pages. `lock_count` counts the requests below or at it."""
 
-    __slots__ = ("children", "key", "last_used", "lock_count", "namespace", "pages", "parent")
+    __slots__ = (
+        "children",
+        "is_queued",
+        "key",
+        "last_used",
+        "lock_count",
+        "namespace",
+        "pages",
+        "parent",
+    )
 
     def __init__(self, parent: Node | None, key: bytes, pages: list[int], namespace: str) -> None:
         self.parent = parent
@@ -32,6 +41,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.lock_count = 0
         self.last_used = 0
+        self.is_queued = False  # in the heap of leaves: once, however often it is used
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,9 +77,10 @@ class RadixCache:
 
         Splits a node at most, so that the match ends at a node; evicts nothing. Cost: O(tokens).
         """
-        root = self._root(namespace)
-        key = self._key(token_ids)
-        node, pages = self._walk(root, key)
+        root = self._roots.get(namespace)
+        if root is None:  # asking leaves nothing behind: a client may name any namespace
+            return Match(pages=[], node=Node(None, b"", [], namespace))
+        node, pages = self._walk(root, self._key(token_ids))
         return Match(pages=pages, node=node)
 
     def _walk(self, root: Node, key: bytes) -> tuple[Node, list[int]]:
@@ -131,7 +142,7 @@ class RadixCache:
         key = self._key(token_ids)
         num_pages = len(key) // self._page_bytes
         assert len(pages) >= num_pages, f"{len(pages)} pages for {num_pages}"
-        root = self._root(namespace)
+        root = self._roots.setdefault(namespace, Node(None, b"", [], namespace))
         node, owned = self._walk(root, key)
         if len(owned) < num_pages:
             rest = key[len(owned) * self._page_bytes :]
@@ -174,8 +185,9 @@ class RadixCache:
         freed: list[int] = []
         while len(freed) < num_pages and self._leaves:
             last_used, _, node = heapq.heappop(self._leaves)
+            node.is_queued = False
             if node.parent is None or node.children or node.lock_count:
-                continue  # dropped, grown or locked since it was pushed
+                continue  # grown or locked since it was pushed
             if node.last_used != last_used:
                 self._push(node)  # used since: it goes back in its place
                 continue
@@ -211,17 +223,14 @@ class RadixCache:
 
     # ---- small things ------------------------------------------------------------------------
 
-    def _root(self, namespace: str) -> Node:
-        root = self._roots.get(namespace)
-        if root is None:
-            root = self._roots[namespace] = Node(None, b"", [], namespace)
-        return root
-
     def _key(self, token_ids: Sequence[int]) -> bytes:
         """Whole pages of tokens, as bytes; the incomplete page is left out."""
         whole = len(token_ids) // self.page_size * self.page_size
         return array("I", token_ids[:whole]).tobytes()
 
     def _push(self, node: Node) -> None:
+        if node.is_queued:
+            return  # an older entry: it goes back in its place when it surfaces
+        node.is_queued = True
         self._ties += 1
         heapq.heappush(self._leaves, (node.last_used, self._ties, node))

@@ -58,6 +58,7 @@ class Coordinator:
         self.is_ready = False  # recovery is over: commands are taken
         self.is_holding = False  # new requests wait at the frontend
         self.now = 0.0
+        self.disk_fault = ""  # why the end of an operation is not on disk yet
         self._journal = journal
         self._actions: list[Action] = []
         self._greeted: dict[int, float] = {}
@@ -341,6 +342,7 @@ class Coordinator:
         current.phase = Phase.CANCELLING
         ends: dict[int, RankEnd] = {}
         yield from self._ask(current, Abort, {Word.ABORTED}, ends)
+        self.is_holding = False  # the ranks serve as before, whenever the end gets on disk
         yield from self._finish(current, Outcome(verdict.value), ends, current.old)
 
     def _ask(
@@ -407,8 +409,10 @@ class Coordinator:
         """Space was reserved, so only a failing disk says no: then nothing may be answered yet."""
         try:
             self._journal.append(record)
-        except JournalFullError:
+        except JournalFullError as error:
+            self.disk_fault = str(error)
             return False
+        self.disk_fault = ""
         return True
 
     def _greet(self) -> None:

@@ -98,6 +98,7 @@ class Frontend:
         self._launch.connect(config.launch_address)
         self._state_told: tuple[object, ...] = ()
         self._state_told_at = 0.0
+        self._disk_fault_told = ""
         self._busy = False
 
     def _socket(self, kind: int) -> zmq.asyncio.Socket:
@@ -240,9 +241,16 @@ class Frontend:
             if view is not None:
                 self.publish(OperationChanged(operation=view))
             self._tell_state(now)
+            self._tell_disk_fault()
             if now - asked_at > 1.0:
                 asked_at = now
                 self._launch.send(encode(AskProcesses()))
+
+    def _tell_disk_fault(self) -> None:
+        fault = self.coordinator.disk_fault
+        if fault and fault != self._disk_fault_told:
+            log.error("the end of an operation cannot be written, trying on", reason=fault)
+        self._disk_fault_told = fault
 
     def _tell_state(self, now: float) -> None:
         state = self.state()

@@ -33,6 +33,7 @@ from engine.ipc.messages import ServingState
 
 _HEADER = struct.Struct("<II")  # length, crc32 of the payload; length 0 ends the file
 _MAX_RECORD_BYTES = 1 << 20
+_MAX_FIRST_BYTES = 512  # the first record is an identity
 _RESERVE_BYTES = 256 * 1024
 _COMPACT_BYTES = 64 << 20
 _encode = msgspec.msgpack.Encoder().encode
@@ -50,8 +51,11 @@ class Journal:
         self._path = Path(path)
         self._initial = initial
         self._memo_size = memo_size
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise JournalError(f"cannot open the journal {path}: {error.strerror}") from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -60,7 +64,12 @@ class Journal:
         self.index = JournalIndex(initial=initial, memo_size=memo_size)
         self._end = 0
         self._reserved = 0
-        self._load()
+        self._compact_at = _COMPACT_BYTES
+        try:
+            self._load()
+        except JournalError:
+            os.close(self._fd)
+            raise
         if not self.index.engine_id:
             self.append(Identity(engine_id=str(uuid.uuid4())))
             _sync_folder(self._path.parent)
@@ -73,13 +82,13 @@ class Journal:
         """Record a new start. Raises JournalFullError."""
         number = self.index.epoch.number + 1 if self.index.epoch else 1
         record = EpochRecord(number=number, nonce=secrets.token_hex(8))
-        if self._end > _COMPACT_BYTES:
-            self._compact()
+        self._compact_if_long()
         self.append(record)
         return record
 
     def reserve(self) -> None:
         """Make sure that the records of one operation will fit. Raises JournalFullError."""
+        self._compact_if_long()
         wanted = self._end + _RESERVE_BYTES
         if self._reserved >= wanted:
             return
@@ -128,11 +137,26 @@ class Journal:
             self.index.apply(record)
             offset += _HEADER.size + length
         self._end = offset
+        if _is_damaged(data, offset):
+            raise JournalError(
+                f"journal {self._path} is damaged at byte {offset}: restore it, or move it away to "
+                "start as another engine"
+            )
         if any(data[offset:]):  # a torn tail: nothing after it was ever acknowledged
             os.ftruncate(self._fd, offset)
             os.fsync(self._fd)
         else:
             self._reserved = len(data)
+
+    def _compact_if_long(self) -> None:
+        """Between operations. Without room for a second file the first one just grows on."""
+        if self._end <= self._compact_at:
+            return
+        try:
+            self._compact()
+        except OSError:
+            self._path.with_suffix(".new").unlink(missing_ok=True)
+        self._compact_at = max(2 * self._end, _COMPACT_BYTES)
 
     def _compact(self) -> None:
         """Rewrite with what is still remembered; a crash leaves the old file or the new one."""
@@ -155,14 +179,31 @@ class Journal:
             index.open,
             index.decided,
         ]
-        for record in kept:
-            if record is not None:
-                new.append(record, sync=False)
-        os.fsync(new._fd)
-        temp.replace(self._path)
+        try:
+            for record in kept:
+                if record is not None:
+                    new.append(record, sync=False)
+            os.fsync(new._fd)
+            temp.replace(self._path)
+        except OSError:
+            os.close(new._fd)
+            raise
         _sync_folder(self._path.parent)
         os.close(self._fd)
         self._fd, self._end, self._reserved, self.index = new._fd, new._end, 0, new.index
+
+
+def _is_damaged(data: bytes, offset: int) -> bool:
+    """True when more follows than one append can have left behind, torn: cutting loses records."""
+    if offset == 0:
+        return any(data[_MAX_FIRST_BYTES:])  # this was never a journal
+    for start in range(offset + 1, min(len(data), offset + _MAX_RECORD_BYTES) - _HEADER.size):
+        length, crc = _HEADER.unpack_from(data, start)
+        if 0 < length <= len(data) - start - _HEADER.size:
+            payload = data[start + _HEADER.size : start + _HEADER.size + length]
+            if length > 1 and zlib.crc32(payload) == crc:
+                return True
+    return False
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

@@ -119,3 +119,21 @@ def test_the_account_balances_over_random_use() -> None:  # E04
         cache.unlock(node)
     assert cache.num_locked == 0
     assert len(free) + len(cache.evict(1000)) == 120
+
+
+def test_asking_for_unknown_namespaces_leaves_nothing_behind() -> None:
+    cache = RadixCache(page_size=4)
+    for index in range(50):
+        assert cache.match([1, 2, 3, 4], f"tenant {index}").pages == []
+    assert len(cache._roots) == 0
+
+
+def test_using_a_leaf_again_and_again_does_not_grow_the_queue_of_leaves() -> None:
+    cache = RadixCache(page_size=4)
+    _, node = cache.insert([1, 2, 3, 4], [0])
+    for _ in range(50):
+        cache.lock(cache.match([1, 2, 3, 4]).node)
+        cache.unlock(node)
+    assert len(cache._leaves) == 1
+    assert cache.evict(1) == [0]
+    assert cache.num_evictable == cache.num_locked == 0

@@ -453,3 +453,26 @@ def test_progress_tells_each_change_and_then_the_result(engine: Engine) -> None:
         items.append(follower.queue.get_nowait())
     assert items[-1] == engine.results["a"]
     assert len(items) >= 3
+
+
+def test_a_disk_that_fails_before_the_decision_keeps_no_request_waiting(engine: Engine) -> None:
+    from engine.frontend.journal_records import JournalFullError
+
+    engine.busy()
+    engine.flush("a", 5, Mode.DRAIN)
+    engine.settle()
+    assert engine.coordinator.is_holding
+    engine.journal.error = JournalFullError(5, "Input/output error")
+    engine.finish()
+    engine.advance(1)
+    assert "a" not in engine.results  # its end is not on disk
+    assert engine.coordinator.disk_fault
+    assert not engine.coordinator.is_holding
+    assert all(rank.machine.is_open for rank in engine.ranks)
+    engine.journal.error = None
+    engine.advance(0.2)
+    assert engine.results["a"].outcome is Outcome.FAILED
+    assert not engine.coordinator.disk_fault
+    engine.flush("b")
+    engine.settle()
+    assert engine.results["b"].outcome is Outcome.SUCCEEDED

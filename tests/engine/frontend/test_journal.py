@@ -203,3 +203,81 @@ def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         file.write(struct.pack("<II", len(payload), zlib.crc32(payload)) + payload)
     with pytest.raises(JournalError, match="does not know"):
         open_journal(path)
+
+
+def test_damage_in_the_middle_is_not_cut_like_a_torn_tail(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = open_journal(path)
+    ends = [path.stat().st_size]
+    for record in history(4):
+        journal.append(record)
+        ends.append(path.stat().st_size)
+    journal.close()
+    good = path.read_bytes()
+    for end in ends[1:-2]:
+        data = bytearray(good)
+        data[end + 10] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(JournalError, match="damaged at byte"):
+            open_journal(path)
+        assert path.read_bytes() == bytes(data)
+
+
+def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    garbage = random.Random(1).randbytes(5000)
+    path.write_bytes(garbage)
+    with pytest.raises(JournalError, match="damaged at byte 0"):
+        open_journal(path)
+    assert path.read_bytes() == garbage
+    path.write_bytes(garbage[:40])  # a first record, torn
+    assert open_journal(path).index.engine_id
+
+
+def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="cannot open the journal"):
+        open_journal(tmp_path / "file" / "journal")
+
+
+def test_a_journal_does_not_grow_for_ever_while_it_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.frontend.journal._COMPACT_BYTES", 20_000)
+    path = tmp_path / "journal"
+    journal = open_journal(path, memo_size=10)
+    largest = 0
+    for number in range(1, 300):
+        journal.reserve()
+        journal.append(started(number, f"op-{number}"))
+        journal.append(finished(number, f"op-{number}"))
+        largest = max(largest, journal._end)
+    assert largest < 30_000
+    engine_id = journal.index.engine_id
+    journal.close()
+    again = open_journal(path, memo_size=10)
+    assert again.index.engine_id == engine_id
+    assert again.index.last_op == 299
+    assert list(again.index.results) == [f"op-{number}" for number in range(290, 300)]
+
+
+def test_a_disk_without_room_to_compact_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.frontend.journal._COMPACT_BYTES", 1000)
+    path = tmp_path / "journal"
+    journal = open_journal(path)
+    for record in history(20):
+        journal.append(record)
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.frontend.journal.os.fsync", no_room)
+        journal.begin_epoch()
+    assert not path.with_suffix(".new").exists()
+    journal.close()
+    again = open_journal(path)
+    assert again.index.epoch is not None
+    assert again.index.results == journal.index.results
