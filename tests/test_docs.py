@@ -69,3 +69,11 @@ def test_each_command_has_help(command: list[str]) -> None:
         check=True,
     )
     assert "usage:" in done.stdout
+
+
+def test_every_link_to_a_file_leads_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target in re.findall(r"`(docs/[\w./-]+\.(?:md|json|png))`", page.read_text()):
+            assert (ROOT / target).exists(), f"{page.name} names {target}"
