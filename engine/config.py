@@ -14,6 +14,10 @@ Positive = Annotated[int, msgspec.Meta(gt=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
+# Exit status of a child that would fail the same way again: its model cannot be used.
+CANNOT_START = 78
+
+
 class OperationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The constants of operations.md § 2, in seconds."""
 

@@ -6,19 +6,23 @@ of an earlier process is ever taken for a later one's. When it dies, the kernel 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 
 from engine.children import ending, start
-from engine.config import ConfigError, EngineConfig, check, write
+from engine.config import CANNOT_START, ConfigError, EngineConfig, check, write
 from engine.ipc.messages import AskProcesses, KillRank, Processes, RankProcess
 from engine.ipc.wire import decode_to_launch, encode
 from engine.log import get_logger, setup
@@ -31,6 +35,8 @@ _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _MAX_DEATHS = 5
 _DEATH_WINDOW_S = 60.0
 _STOP_S = 8.0
+_RETRY_S = 1.0
+_PORT_S = 3.0
 DIES_TOO_OFTEN = 70  # exit status: starting again would not help
 
 
@@ -88,7 +94,7 @@ class Launcher:
         self._stopping = True
 
     def _keep(self, now: float) -> int:
-        """Reap the dead, start the due; non-zero when one dies too often."""
+        """Reap the dead, start the due; non-zero when starting again would not help."""
         changed = False
         for child in self._children:
             if child.process is not None and child.process.poll() is not None:
@@ -97,15 +103,19 @@ class Launcher:
                     return DIES_TOO_OFTEN
             if child.process is None and now >= child.start_at:
                 changed = True
-                self._start(child)
+                self._start_or_wait(child, now)
         if changed:
             self._tell(now)
         return 0
 
     def _died(self, child: Child, now: float) -> bool:
         assert child.process is not None
-        how = ending(child.process.returncode)
+        status = child.process.returncode
+        how = ending(status)
         child.process = None
+        if status == CANNOT_START:
+            log.error("child cannot start, stopping", child=child.name)
+            return True
         child.deaths.append(now)
         while child.deaths and child.deaths[0] < now - _DEATH_WINDOW_S:
             child.deaths.popleft()
@@ -116,6 +126,14 @@ class Launcher:
         child.start_at = now + wait_s
         log.warning("child died, restarting", child=child.name, how=how, in_s=wait_s)
         return False
+
+    def _start_or_wait(self, child: Child, now: float) -> None:
+        """No disk or no memory now: the other children go on, and this one is tried again."""
+        try:
+            self._start(child)
+        except OSError as error:
+            log.error("cannot start child", child=child.name, reason=str(error))
+            child.start_at = now + _RETRY_S
 
     def _start(self, child: Child) -> None:
         arguments = ["frontend", "--config", self._config_path]
@@ -186,7 +204,12 @@ class IncarnationCounter:
 
     def next(self) -> int:
         """The next number, on disk before it is used."""
-        last = int(self._path.read_text()) if self._path.exists() else 0
+        try:
+            last = int(self._path.read_text())
+        except FileNotFoundError:
+            last = 0
+        except ValueError:  # damaged: seconds since 1970 are more than any count of starts
+            last = int(time.time())
         temp = self._path.with_suffix(".new")
         with temp.open("w") as file:
             file.write(str(last + 1))
@@ -200,16 +223,43 @@ def main(config: EngineConfig) -> int:
     """Run an engine; returns the exit status. Raises ConfigError."""
     setup("launch", config.log_level)
     check(config)
-    _check_port(config)
-    return Launcher(config).run()
-
-
-def _check_port(config: EngineConfig) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _wait_for_port(config)
+    folders = {Path(config.run_dir), Path(config.journal_path).parent}
+    with ExitStack() as locks:
         try:
-            probe.bind((config.host, config.port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot serve on port {config.port} of {config.host}: {error.strerror}"
-            ) from error
+            for folder in sorted(folders):
+                locks.enter_context(_held(folder))
+            launcher = Launcher(config)
+        except (OSError, zmq.ZMQError) as error:
+            raise ConfigError(f"cannot use {', '.join(map(str, folders))}: {error}") from error
+        return launcher.run()
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keep a second engine out: it would take this one's sockets and overwrite its settings."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"another engine runs in {folder}") from error
+        yield
+
+
+def _wait_for_port(config: EngineConfig) -> None:
+    """The children of an engine that was killed just now may still be going away."""
+    until = time.monotonic() + _PORT_S
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((config.host, config.port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                    raise ConfigError(
+                        f"cannot serve on port {config.port} of {config.host}: {error.strerror}"
+                    ) from error
+            else:
+                return
+        time.sleep(0.1)

@@ -5,10 +5,23 @@ Holds no prompt text and no secret: callers pass ids and counts.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import sys
+import os
 
 import structlog
+
+
+class _StandardError:
+    """A full disk or a closed pipe behind standard error costs log lines, never the engine."""
+
+    def write(self, text: str) -> None:
+        """Write at once; what cannot be written is lost."""
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="backslashreplace"))
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
 
 
 def setup(process: str, level: str) -> None:
@@ -27,7 +40,7 @@ def setup(process: str, level: str) -> None:
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(_StandardError()),  # type: ignore[arg-type] # it prints only
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(process=process)

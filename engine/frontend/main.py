@@ -9,13 +9,14 @@ import sys
 
 import uvloop
 
-from engine.config import EngineConfig, read
+from engine.config import CANNOT_START, EngineConfig, read
 from engine.frontend.control_server import ControlServer
 from engine.frontend.core import Frontend
 from engine.frontend.http_server import make_app, make_server
 from engine.frontend.journal import JournalError
+from engine.frontend.journal_records import JournalFullError
 from engine.log import get_logger, setup
-from engine.tokens.tokenizer import Tokenizer
+from engine.tokens.tokenizer import Tokenizer, TokenizerError
 
 log = get_logger()
 
@@ -55,6 +56,9 @@ def main(config_path: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a descriptor
     try:
         uvloop.run(serve(config))
-    except JournalError as error:
+    except (JournalError, JournalFullError) as error:
         log.error("cannot use the journal", reason=str(error))
         sys.exit(1)
+    except TokenizerError as error:
+        log.error("cannot use the model's tokenizer", reason=str(error))
+        sys.exit(CANNOT_START)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
-from engine.config import EngineConfig, read
+from engine.config import CANNOT_START, EngineConfig, read
 from engine.ipc.messages import (
     AbortRequest,
     Generate,
@@ -23,13 +24,14 @@ from engine.ipc.messages import (
     ToRankMessage,
 )
 from engine.log import get_logger, setup
+from engine.models.errors import ModelError
 from engine.protocol import Places
 from engine.runner.model_runner import ModelRunner
 from engine.scheduler.control import RankHost
 from engine.scheduler.mailbox import Mailbox
 from engine.scheduler.participant import Participant
 from engine.scheduler.scheduler import Scheduler
-from engine.tokens.tokenizer import Tokenizer
+from engine.tokens.tokenizer import Tokenizer, TokenizerError
 
 log = get_logger()
 
@@ -197,4 +199,9 @@ def main(config_path: str, rank: int, inc: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for `launch`, which ends us in order
     config = read(config_path)
     setup(f"rank {rank}", config.log_level)
-    RankProcess(config, rank=rank, inc=inc).run()
+    try:
+        process = RankProcess(config, rank=rank, inc=inc)
+    except (ModelError, TokenizerError) as error:
+        log.error("cannot load the model", reason=str(error))
+        sys.exit(CANNOT_START)
+    process.run()
