@@ -63,7 +63,8 @@ class ControlServer:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 1000)
+        # Answers to a peer that does not read are dropped beyond it: the largest is near 1 MB.
+        self._socket.setsockopt(zmq.SNDHWM, 100)
         self._socket.setsockopt(zmq.RCVHWM, 1000)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -96,8 +97,9 @@ class ControlServer:
                 request = decode_request(frame)
             except ProtocolError as error:
                 self._send(peer, "", _failure(error))
-                continue
-            self._serve(peer, request)
+            else:
+                self._serve(peer, request)
+            await asyncio.sleep(0)  # a flood takes turns with everything else
 
     def close(self) -> None:
         """Give the sockets up."""

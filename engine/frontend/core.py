@@ -272,10 +272,11 @@ class Frontend:
         """Ranks that may be sent a request now, with their incarnations."""
         if not self.coordinator.is_ready:
             return {}
+        now, online_s = time.monotonic(), self.config.times.online_s
         return {
             rank: self.table.alive[rank]
             for rank in range(self.config.dp_size)
-            if self.table.is_routable(rank)
+            if self.table.is_routable(rank) and self.table.is_heard(rank, now, online_s)
         }
 
     def _send_to_rank(self, rank: int, message: ToRankMessage) -> None:

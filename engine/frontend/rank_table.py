@@ -77,6 +77,11 @@ class RankTable:
         """Proven and open: a request sent there is served."""
         return self.is_proven(rank) and not self.seen[rank].view.closed
 
+    def is_heard(self, rank: int, now: float, within_s: float) -> bool:
+        """Its newest report is not old: a process that is stopped or stuck lives, and is silent."""
+        seen = self.seen.get(rank)
+        return seen is not None and now - seen.at < within_s
+
     def why_unproven(self, rank: int) -> str:
         """One word for people."""
         if rank not in self.alive:

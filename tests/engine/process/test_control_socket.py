@@ -233,3 +233,47 @@ def test_operations_are_listed(engine: EngineProcess, peer: Peer) -> None:
     listed = peer.ask(ListOperations())
     assert isinstance(listed, OperationList)
     assert listed.finished[0].op_id.startswith("listed-")
+
+
+def test_a_flood_of_one_peer_leaves_room_for_everybody_else(
+    engine: EngineProcess, connect: Callable[[], Peer]
+) -> None:
+    flood, other = connect(), connect()
+    flood.socket.sndhwm = 100_000
+    frame = encode_request(Request(id="x", command=ListOperations(limit=200)))
+    slowest = 0.0
+    for _ in range(10):
+        for _ in range(1000):  # it never reads an answer
+            flood.socket.send(frame)
+        started = time.monotonic()
+        assert isinstance(other.hello(), Welcome)
+        assert engine.client.get("/ping").status_code == 200
+        slowest = max(slowest, time.monotonic() - started)
+    assert slowest < 3.0
+    assert engine.text("The capital of France is", 1) == " Paris"
+
+
+def test_many_peers_are_answered(connect: Callable[[], Peer]) -> None:
+    peers = [connect() for _ in range(60)]
+    sent = [peer.send(Hello(protocol_version=PROTOCOL_VERSION)) for peer in peers]
+    assert [peer.receive().id for peer in peers] == sent
+
+
+def test_a_subscriber_that_does_not_read_costs_another_one_nothing(
+    engine: EngineProcess, connect: Callable[[], Peer]
+) -> None:  # Z06
+    asleep, awake = connect(), connect()
+    asleep.events.rcvhwm = 1
+    last = awake.event().seq
+    for index in range(60):
+        engine.flush(op_id=f"z06-{index}-{uuid.uuid4().hex}"[:60])
+        while awake.events.poll(0):
+            event = decode_event(awake.events.recv())
+            assert event.seq == last + 1
+            last = event.seq
+    snapshot = awake.ask(Snapshot())
+    assert isinstance(snapshot, StateAnswer)
+    while last < snapshot.state.seq:
+        event = awake.event()
+        assert event.seq == last + 1
+        last = event.seq

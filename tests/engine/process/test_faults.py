@@ -86,6 +86,21 @@ def test_a_frontend_that_was_stopped_finds_its_ranks_serving(engine: EngineProce
     assert engine.flush().status_code == 200
 
 
+def test_a_rank_that_is_stopped_gets_no_new_requests_until_it_is_heard_again(
+    engine: EngineProcess,
+) -> None:
+    engine.text("The capital of France is", 1, routed_dp_rank=1)  # rank 1 has this prefix
+    engine.kill("rank 1", signal.SIGSTOP)
+    wait_until(lambda: not engine.loads()[1]["online"], 6)
+    for _ in range(4):
+        assert engine.text("The capital of France is", 1) == " Paris"
+    waiting = Background(lambda: engine.text("The capital of France is", 1, routed_dp_rank=1))
+    time.sleep(0.3)
+    assert waiting.is_running
+    engine.kill("rank 1", signal.SIGCONT)
+    assert waiting.result(10) == " Paris"
+
+
 def test_the_whole_engine_restarts_on_its_journal(engine: EngineProcess, smollm2_dir: Path) -> None:
     engine.flush(op_id="before")
     assert engine.process is not None
