@@ -43,7 +43,10 @@ def origin_is_ours(
         return False
     if origin in {trusted.lower().rstrip("/") for trusted in trusted_origins}:
         return True
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:  # half of an IPv6 address
+        return False
     if parts.scheme not in _PORTS or parts.path or parts.query or parts.username is not None:
         return False
     if scope.get("scheme") == "wss" and parts.scheme != "https":
@@ -52,6 +55,12 @@ def origin_is_ours(
     _, host_port = split_domain_port(host)
     default = _PORTS[parts.scheme]
     return origin_domain == domain and (origin_port or default) == (host_port or default)
+
+
+async def refuse(scope: Message, receive: Receive, send: Send) -> None:
+    """The handshake ends with 403; for strangers, and for paths where no socket is."""
+    await receive()
+    await send({"type": "websocket.close", "code": 4403})
 
 
 class SameOrigin:
@@ -69,5 +78,4 @@ class SameOrigin:
         if origin_is_ours(scope, self._allowed_hosts, self._trusted_origins):
             await self._app(scope, receive, send)
             return
-        await receive()
-        await send({"type": "websocket.close", "code": 4403})
+        await refuse(scope, receive, send)

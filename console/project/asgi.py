@@ -14,10 +14,10 @@ from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
-from django.urls import path  # noqa: E402
+from django.urls import path, re_path  # noqa: E402
 
 from console.consumers.live import LiveConsumer  # noqa: E402
-from console.consumers.origin import SameOrigin  # noqa: E402
+from console.consumers.origin import SameOrigin, refuse  # noqa: E402
 from console.pages.fragments import register_all  # noqa: E402
 from console.project.limits import BodyLimit  # noqa: E402
 
@@ -31,7 +31,9 @@ application = ProtocolTypeRouter(
     {
         "http": BodyLimit(django_app, settings.MAX_BODY_BYTES),
         "websocket": SameOrigin(
-            AuthMiddlewareStack(URLRouter([path("ws/live/", LiveConsumer.as_asgi())])),
+            AuthMiddlewareStack(
+                URLRouter([path("ws/live/", LiveConsumer.as_asgi()), re_path("", refuse)])
+            ),
             allowed_hosts=settings.ALLOWED_HOSTS,
             trusted_origins=settings.CSRF_TRUSTED_ORIGINS,
         ),

@@ -99,6 +99,16 @@ def test_s05_our_own_origin_in_upper_case_is_accepted(stack, cookie):
         assert browser.next()["type"] == "pong"
 
 
+@pytest.mark.parametrize(
+    ("path", "origin"),
+    [("/ws/live", None), ("/", None), ("/ws/live/", "http://["), ("/ws/live/", "http://[::1")],
+)
+def test_an_unknown_path_and_a_broken_origin_are_refused_without_a_traceback(stack, path, origin):
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{stack.port}{path}", origin=origin or stack.url, proxy=None)
+    assert refused.value.response.status_code == 403
+
+
 def test_without_a_log_in_the_socket_closes_with_4401_and_tells_nothing(stack):
     browser = Browser(stack, "")
     assert closed_with(browser.socket) == 4401
