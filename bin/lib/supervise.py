@@ -25,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import options
+import reach
 import services
 import state
 from environment import say
@@ -220,6 +221,7 @@ def _prepare(plan: services.Plan) -> None:
     """Secret key, tables, first admin, the engine's registration: all idempotent."""
     env = next(service.env for service in plan.services if service.name == "web")
     _manage(env, "prepare_state", "--secret-only")
+    reach.check(plan.options)
     _manage(env, "migrate", "--verbosity", "0")
     run = plan.run_dir
     _manage(

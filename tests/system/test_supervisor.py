@@ -200,6 +200,38 @@ def test_wrong_options_are_one_sentence(tmp_path: Path) -> None:
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "url", "words"),
+    [
+        ("REDIS_URL", "redis://:hush@127.0.0.1:{port}/0", "no Redis answers at 127.0.0.1:{port}/"),
+        ("DATABASE_URL", "postgresql://u:hush@127.0.0.1:{port}/d", "no PostgreSQL answers at"),
+    ],
+)
+def test_an_external_part_that_does_not_answer_is_one_sentence(
+    tmp_path: Path, name: str, url: str, words: str
+) -> None:
+    port = free_port()
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "bin" / "lib" / "supervise.py"), "--no-engine"),
+            *("--state-dir", str(tmp_path / "s"), "--port", str(free_port())),
+        ],
+        env={
+            **{key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ},
+            name: url.format(port=port),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"{name}: {words.format(port=port).rstrip('/')}" in done.stderr
+    assert "refused" in done.stderr
+    assert "hush" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
 def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
