@@ -16,7 +16,7 @@ from django.db.models import Q
 from console.actors import Actor
 from console.choices import AuditStage
 from console.clock import db_now
-from console.exceptions import NotFound
+from console.exceptions import Invalid, NotFound
 from console.models import ApiToken, User
 from console.services.audit import audit_append
 
@@ -55,13 +55,16 @@ def token_create(
     process: str = "cli",
     now: datetime | None = None,
 ) -> MadeToken:
-    """Make a token for `user`."""
+    """Make a token for `user`. Raises Invalid without a name to know it by."""
+    name = name.strip()[:100]
+    if not name:
+        raise Invalid("a token needs a name")
     now = now or db_now()
     prefix = _random(PREFIX_CHARS)
     text = f"qsc_{prefix}_{_random(SECRET_CHARS)}"
     token = ApiToken.objects.create(
         user=user,
-        name=name[:100],
+        name=name,
         prefix=prefix,
         digest=_digest(text),
         created_at=now,

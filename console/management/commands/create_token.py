@@ -7,6 +7,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from console.actors import Actor
 from console.clock import db_now
+from console.exceptions import ConsoleError
 from console.models import User
 from console.services.tokens import token_create
 
@@ -30,10 +31,13 @@ class Command(BaseCommand):
         days = int(str(options["days"]))
         if not 0 <= days <= 3650:
             raise CommandError("--days must be from 0 to 3650")
-        made = token_create(
-            user=user,
-            name=str(options["name"]),
-            actor=Actor.system("cli"),
-            expires_at=db_now() + timedelta(days=days) if days else None,
-        )
+        try:
+            made = token_create(
+                user=user,
+                name=str(options["name"]),
+                actor=Actor.system("cli"),
+                expires_at=db_now() + timedelta(days=days) if days else None,
+            )
+        except ConsoleError as error:
+            raise CommandError(error.message) from error
         self.stdout.write(made.text)
