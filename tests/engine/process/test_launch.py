@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,14 @@ def test_an_end_while_loading_is_quick_and_leaves_nothing(engine: EngineProcess)
     assert not any(map(is_running, children(engine)))
 
 
+def test_a_line_that_cannot_be_written_raises_nothing() -> None:
+    code = "from engine.log import get_logger, setup; setup('x', 'INFO'); get_logger().info('a')"
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-c", code], stderr=full, check=False)
+    assert ended.returncode == 0
+
+
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_costs_lines_only(engine: EngineProcess) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:

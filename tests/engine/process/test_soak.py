@@ -1,6 +1,6 @@
 """Everything at once for minutes: traffic, flushes in every mode, kills and stops. Slow.
 
-`QUIESCE_SOAK_S` is how long (default 90). At the end nothing hangs, leaks or lies.
+`SOAK_S` is how long (default 90). At the end nothing hangs, leaks or lies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.fakes.stack import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-SOAK_S = float(os.environ.get("QUIESCE_SOAK_S", "90"))
+SOAK_S = float(os.environ.get("SOAK_S", "90"))
 SHARED = "Once upon a time there was a small engine that served many people. " * 3
 PROMPTS = [f"{SHARED[: 20 * index]}Story {index}: the capital of France is" for index in range(10)]
 LENGTHS = (1, 7, 40, 90)
@@ -246,7 +246,7 @@ def test_nothing_hangs_leaks_or_lies(smollm2_dir: Path, cpu_ext_dir: Path) -> No
         soak = Soak(engine.start())
         work = [soak.whole] * 3 + [soak.stream] * 3 + [soak.leave] * 2 + [soak.abort]
         work += [soak.flush] * 3 + [soak.meddle]
-        hurt = [soak.hurt] if os.environ.get("QUIESCE_SOAK_KILL", "1") == "1" else []
+        hurt = [soak.hurt] if os.environ.get("SOAK_KILL", "1") == "1" else []
         pids = [engine.pids(child)[-1] for child in ("frontend", "rank 0", "rank 1")]
         clients = [soak.repeat(one, seed) for seed, one in enumerate(work + hurt)]
         soak.stop.wait(15)
