@@ -80,7 +80,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             await self.close(LOG_IN)
             return
         await self._say({"type": "hello", "now": timezone.now().isoformat()})
-        self._sender = asyncio.create_task(self._send_loop())
+        self._sender = asyncio.create_task(self._send_until_gone())
 
     async def disconnect(self, code: int) -> None:
         """Stop sending, leave every group."""
@@ -162,6 +162,21 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
     async def live_closed(self, message: dict[str, Any]) -> None:
         """The log-in has ended."""
         await self.close(LOG_IN)
+
+    async def _send_until_gone(self) -> None:
+        """Send until the reader is gone; a fault closes the socket, so that no page goes stale."""
+        try:
+            await self._send_loop()
+        except OSError as error:
+            log.debug("reader gone", error=repr(error))
+            await self._give_up()
+        except Exception as error:
+            log.error("live socket failed", exc_info=error)
+            await self._give_up()
+
+    async def _give_up(self) -> None:
+        with contextlib.suppress(OSError, RuntimeError):  # closed already
+            await self.close(TRY_LATER)
 
     async def _send_loop(self) -> None:
         checked_at = time.monotonic()
