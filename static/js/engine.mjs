@@ -38,6 +38,7 @@ function refuse(field, text) {
   problem("try-err", null, field ? "" : text);
   if (field === "prompt") prompt.focus(); else if (field === "max_tokens") limit.focus();
 }
+const noUse = [...use.children].map((e) => e.cloneNode(true));
 function usage(u) {
   const share = u.prompt_tokens && u.cached_tokens ? ` (${Math.round(100 * u.cached_tokens / u.prompt_tokens)} %)` : "";
   const rows = [["prompt_tokens", u.prompt_tokens], ["cached_tokens", `${u.cached_tokens}${share}`], ["completion_tokens", u.completion_tokens], ["TTFT", `${u.ttft_ms} ms`], ["dp_rank", u.dp_rank], ["weights", u.weight_version], ["finish", u.finish_reason ?? "–"]];
@@ -71,10 +72,11 @@ form.addEventListener("submit", async (e) => {
   running = new AbortController();
   refuse("", "");
   out.textContent = ""; out.classList.add("is-live"); stop.hidden = false;
+  use.replaceChildren(...noUse.map((e) => e.cloneNode(true))); // else the last answer's numbers stand beside this one
   let text = "Completion stopped";
   try {
     const answer = await fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)), signal: running.signal, headers: { Accept: "application/json" } });
-    if (answer.ok) text = await read(answer);
+    if (answer.ok) { text = await read(answer); if (text === "Completion finished") refuse("", ""); } // "one at a time" is over
     else {
       const body = answer.headers.get("Content-Type")?.startsWith("application/json") ? await answer.json() : { error: `Refused with status ${answer.status}.` };
       refuse(body.field, body.error); text = "Completion refused";

@@ -233,3 +233,28 @@ def test_try_it_tells_what_the_engine_said(tab, engine):
     page.click("#try [type=submit]")  # the fake engine has no HTTP port
     page.locator("#try-err:has-text('The engine says')").wait_for()
     time.sleep(0)
+
+
+def test_try_it_shows_no_numbers_of_an_earlier_answer(tab, engine):
+    tab.goto(f"/engines/{engine.name}")
+    page, held = tab.page, []
+    usage = '{"prompt_tokens":7,"cached_tokens":0,"completion_tokens":3,"ttft_ms":9,"dp_rank":0}'
+    page.route(
+        "**/try",
+        lambda route: route.fulfill(
+            content_type="application/x-ndjson",
+            body=f'{{"text":"yes","usage":{usage}}}\n{{"done":true}}\n',
+        ),
+    )
+    page.fill("#try-p", "hello")
+    page.click("#try [type=submit]")
+    page.locator("#try[data-ended='1']").wait_for()
+    assert "prompt_tokens 7" in page.inner_text("#try-use")
+    page.unroute("**/try")
+    page.route("**/try", lambda route: held.append(route))  # never answered
+    page.click("#try [type=submit]")
+    page.locator("#try-stop").wait_for()
+    assert page.inner_text("#try-use b").strip() == "–"
+    assert "7" not in page.inner_text("#try-use")
+    page.click("#try-stop")
+    page.unroute("**/try")
