@@ -9,7 +9,7 @@ from ninja import Schema
 from pydantic import ConfigDict, Field, StringConstraints
 
 from console.choices import JobState
-from console.services.jobs import MAX_REASON_CHARS
+from console.services.reasons import MAX_REASON_CHARS
 from engine.protocol import MAX_TIMEOUT_S
 
 Text = Annotated[

@@ -20,7 +20,8 @@ from console.pages.shell import page, page_render, see_other
 from console.pages.words import nonzero, why_no_change
 from console.requests import actor_of
 from console.selectors.engines import EngineView, engine_get, engine_list
-from console.services.jobs import MAX_REASON_CHARS, FlushParams, job_create
+from console.services.jobs import FlushParams, job_create
+from console.services.reasons import reason_read
 from engine.protocol import MAX_TIMEOUT_S
 
 MODES = (
@@ -34,6 +35,15 @@ MODES = (
     (Mode.ABORT, "Hold new requests; end running ones with finish_reason abort."),
 )
 PRESETS_S = (30, 60, 120, 300)
+
+
+def _key_read(key: str) -> str:
+    """The form's key as posted; a forged one that no database takes gives way to a new one."""
+    return key[:200] if key and key.isascii() and key.isprintable() else str(uuid.uuid4())
+
+
+def _sentence(error: Invalid) -> str:
+    return f"{error.message[:1].upper()}{error.message[1:]}."
 
 
 @dataclass
@@ -59,7 +69,7 @@ class FlushForm:
             empty_cache="empty_cache" in data,
             reason=data.get("reason", "").strip(),
             confirm=data.get("confirm", "").strip(),
-            key=data.get("key", "")[:200] or str(uuid.uuid4()),
+            key=_key_read(data.get("key", "")),
         )
 
     def check(self) -> FlushParams | None:
@@ -68,8 +78,11 @@ class FlushForm:
             self.errors["mode"] = f"Choose one of {', '.join(Mode.values)}."
         if not self.reason:
             self.errors["reason"] = "Write a reason; it goes to the audit log."
-        elif len(self.reason) > MAX_REASON_CHARS:
-            self.errors["reason"] = f"A reason has at most {MAX_REASON_CHARS} characters."
+        else:
+            try:
+                self.reason = reason_read(self.reason)
+            except Invalid as error:
+                self.errors["reason"] = _sentence(error)
         if self.confirm != self.engine:
             self.errors["confirm"] = f"Type {self.engine} to confirm."
         seconds = self._seconds()
@@ -80,7 +93,7 @@ class FlushForm:
                 timeout_s=seconds, mode=Mode(self.mode), empty_cache=self.empty_cache
             )
         except Invalid as error:
-            self.errors["timeout_s"] = f"{error.message[:1].upper()}{error.message[1:]}."
+            self.errors["timeout_s"] = _sentence(error)
             return None
 
     def _seconds(self) -> float | None:

@@ -12,8 +12,9 @@ from uuid import UUID
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 
 from console.choices import HOLDING_STATES, OPEN_STATES, JobState
-from console.exceptions import EngineNotFound, Invalid, JobNotFound
+from console.exceptions import Invalid, JobNotFound
 from console.models import Engine, Job
+from console.selectors.engines import engine_named
 
 PAGE_ITEMS = 50
 
@@ -76,10 +77,7 @@ def job_list(
     """
     rows = _rows().order_by("-created_at", "-id")
     if engine_name is not None:
-        engine = Engine.objects.filter(name=engine_name).first()
-        if engine is None:
-            raise EngineNotFound(f"no engine is named {engine_name!r}")
-        rows = rows.filter(engine=engine)
+        rows = rows.filter(engine=engine_named(engine_name))
     if state is not None:
         rows = rows.filter(state=state)
     if is_open:

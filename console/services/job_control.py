@@ -33,6 +33,7 @@ from console.models import Job
 from console.selectors.jobs import job_get
 from console.services.audit import Fact, audit_append
 from console.services.job_run import job_progress
+from console.services.reasons import reason_read
 from console.services.transitions import deadlines, job_announce, job_move
 from engine.protocol import (
     MAX_TIMEOUT_S,
@@ -137,10 +138,14 @@ def _retried(step: Callable[[Job], Job | None], job_id: UUID) -> Job:
 
 
 def job_cancel(*, job_id: UUID, actor: Actor, reason: str = "") -> Job:
-    """Cancel: at once if nothing was sent, else ask the engine. Raises JobFinished, EngineRefused.
+    """Cancel: at once if nothing was sent, else ask the engine.
+
+    Raises Invalid (the reason), JobFinished, EngineRefused.
 
     With an engine that does not answer the job stays as it is, marked, and the wish is repeated.
     """
+
+    reason = reason_read(reason)
 
     def step(job: Job) -> Job | None:
         if job.state in UNSENT_STATES:

@@ -20,18 +20,18 @@ from console.clock import db_now
 from console.exceptions import (
     EngineBusy,
     EngineDisabled,
-    EngineNotFound,
     IdempotencyMismatch,
     Invalid,
 )
 from console.models import Engine, Job
+from console.selectors.engines import engine_named
 from console.selectors.jobs import job_holder, remaining_s
 from console.services.audit import Fact, audit_append, canonical
 from console.services.foreign import foreign_holder
+from console.services.reasons import reason_read
 from console.services.transitions import deadlines, job_announce, job_doorbell
 from engine.protocol import MAX_TIMEOUT_S
 
-MAX_REASON_CHARS = 500
 MAX_KEY_CHARS = 200
 
 
@@ -119,17 +119,13 @@ def job_create(
     Raises EngineNotFound, EngineDisabled, EngineBusy (409, names the holder), IdempotencyMismatch,
     Invalid.
     """
-    reason = reason.strip()
-    if len(reason) > MAX_REASON_CHARS:
-        raise Invalid(f"reason must have at most {MAX_REASON_CHARS} characters")
+    reason = reason_read(reason)
     if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_CHARS:
         raise Invalid(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters")
     body_hash = _body_hash(engine_name, kind, params, reason, on_conflict)
     if replayed := _replayed(actor, idempotency_key, body_hash):
         return replayed
-    engine = Engine.objects.filter(name=engine_name).first()
-    if engine is None:
-        raise EngineNotFound(f"no engine is named {engine_name!r}")
+    engine = engine_named(engine_name)
     if not engine.enabled:
         raise EngineDisabled(f"engine {engine_name} is disabled")
     if on_conflict == OnConflict.REFUSE:

@@ -126,3 +126,18 @@ def cancelled_request(stack, job_id):
             f"GET /api/v1/jobs/{job_id}?wait_s=30 HTTP/1.1\r\nHost: 127.0.0.1:{stack.port}\r\n"
             f"Authorization: Bearer {stack.token}\r\n\r\n".encode()
         )
+
+
+def test_a_nul_is_answered_as_what_it_is_and_not_as_a_database_that_fails(pg_stack):
+    for path in ("/engines/%00", "/jobs?engine=%00", "/jobs?engine=a%00"):
+        assert pg_stack.request("GET", path).status_code == 404, path
+    with pg_stack.login() as client:
+        for path in ("/jobs?engine=%00", "/flush?engine=%00", "/audit?job=%00", "/palette?q=%00"):
+            assert client.get(path).status_code < 500, path
+        form = {"engine": "x", "mode": "wait", "timeout_s": "5", "reason": "r", "confirm": "x"}
+        for field in ("engine", "reason", "confirm", "key", "mode"):
+            data = {**form, field: "a\x00", "csrfmiddlewaretoken": client.csrf}
+            if field == "engine":
+                data["confirm"] = data["engine"]
+            answer = client.post("/flush", data=data, headers={"Origin": pg_stack.url})
+            assert answer.status_code in (404, 422), (field, answer.status_code)

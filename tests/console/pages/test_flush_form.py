@@ -82,6 +82,8 @@ def test_a_second_flush_is_refused_and_names_the_holder(page, engine):
         ("timeout_s", "86401", "f-to", "0 to 86,400"),
         ("reason", "   ", "f-why", "Write a reason"),
         ("reason", "r" * 501, "f-why", "at most 500"),
+        ("reason", "nul\x00", "f-why", "U+0000"),
+        ("reason", "a\u202elive", "f-why", "U+202E"),
         ("confirm", "Local", "f-name", "Type local to confirm"),
         ("confirm", "", "f-name", "Type local to confirm"),
     ],
