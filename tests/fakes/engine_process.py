@@ -141,6 +141,7 @@ class EngineProcess:
 
     def busy(self, tokens: int, **more: Any) -> Background:
         """A generation of so many tokens in the background; returns once it runs."""
+        time.sleep(0.05)  # a rank's report may lag behind its last reply
         before = sum(load["num_running_reqs"] for load in self.loads())
         work = Background(
             lambda: self.generate(
