@@ -96,4 +96,5 @@ def exposition(frontend: Frontend) -> str:
     """The whole text."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(frontend))
-    return generate_latest(registry).decode()
+    latencies = frontend.requests.latencies.registry
+    return (generate_latest(registry) + generate_latest(latencies)).decode()

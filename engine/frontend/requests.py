@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.frontend.dp_router import DPRouter, page_chain
+from engine.frontend.latency import Latencies
 from engine.frontend.token_queue import TokenQueue
 from engine.ipc.messages import (
     AbortRequest,
@@ -101,6 +102,7 @@ class RequestManager:
         self._active: dict[str, Active] = {}
         self._on_wire: dict[str, Active] = {}
         self._held: OrderedDict[str, Active] = OrderedDict()
+        self.latencies = Latencies()
         self.num_received_total = 0
         self.num_aborted_total = 0
 
@@ -175,10 +177,19 @@ class RequestManager:
             if item.finish is not None:
                 self._forget(active)
                 self._done(active)
+                self._note_latency(active)
                 ended = True
             active.queue.put(item)
         if ended:
             self.pump()
+
+    def _note_latency(self, active: Active) -> None:
+        first = active.first_token_at
+        self.latencies.ended(
+            first_s=None if first is None else first - active.received_at,
+            whole_s=time.monotonic() - active.received_at,
+            tokens=active.num_output,
+        )
 
     def on_processes(self, alive: dict[int, int]) -> None:
         """Requests of a process that is gone end here."""

@@ -200,6 +200,16 @@ def test_aborting_a_held_request_answers_its_client_at_once() -> None:
     assert world.manager.abort_all() == 0
 
 
+def test_latencies_are_counted_once_a_request() -> None:
+    world = World()
+    active = world.submit("a")
+    world.hear(active, 0)
+    world.hear(active, 1, finish="stop")
+    registry = world.manager.latencies.registry
+    for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+        assert registry.get_sample_value(f"sglang:{name}_seconds_count") == 1, name
+
+
 def test_a_full_rank_is_passed_over() -> None:
     world = World(max_per_rank=1)
     for rid in "abc":
