@@ -14,7 +14,12 @@ from console.selectors.payloads import audit_payload
 router = Router(tags=["audit"])
 
 
-@router.get("", response={200: AuditPage, 401: Problem, 422: Problem}, url_name="audit")
+@router.get(
+    "",
+    response={200: AuditPage, 401: Problem, 422: Problem},
+    url_name="audit",
+    summary="List the audit log",
+)
 @only_query("cursor", "job")
 def audit(request: HttpRequest, query: Query[AuditQuery]) -> dict[str, Any]:
     """The audit log, newest first."""

@@ -13,7 +13,12 @@ from console.selectors.payloads import engine_payload
 router = Router(tags=["engines"])
 
 
-@router.get("", response={200: EnginePage, 401: Problem, 422: Problem}, url_name="engines")
+@router.get(
+    "",
+    response={200: EnginePage, 401: Problem, 422: Problem},
+    url_name="engines",
+    summary="List engines",
+)
 @only_query()
 def engines(request: HttpRequest) -> dict[str, Any]:
     """Every registered engine and its newest state."""
@@ -24,6 +29,7 @@ def engines(request: HttpRequest) -> dict[str, Any]:
     "/{name}",
     response={200: EngineOut, 401: Problem, 404: Problem, 422: Problem},
     url_name="engine",
+    summary="Read an engine",
 )
 @only_query()
 def engine(request: HttpRequest, name: str) -> dict[str, Any]:

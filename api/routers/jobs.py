@@ -42,7 +42,12 @@ def _idempotency_key(request: HttpRequest) -> str | None:
     return key
 
 
-@router.post("", response={202: JobOut, 200: JobOut, **_BODY_PROBLEMS}, url_name="jobs")
+@router.post(
+    "",
+    response={202: JobOut, 200: JobOut, **_BODY_PROBLEMS},
+    url_name="jobs",
+    summary="Ask for a job",
+)
 @only_query()
 def create(request: HttpRequest, response: HttpResponse, body: JobIn) -> Status:
     """Accept a job (202), or give the one that the same Idempotency-Key made (200)."""
@@ -64,7 +69,11 @@ def create(request: HttpRequest, response: HttpResponse, body: JobIn) -> Status:
     return Status(202 if asked.is_new else 200, payload)
 
 
-@router.get("", response={200: JobPage, 401: Problem, 404: Problem, 422: Problem})
+@router.get(
+    "",
+    response={200: JobPage, 401: Problem, 404: Problem, 422: Problem},
+    summary="List jobs",
+)
 @only_query("cursor", "engine", "state")
 def jobs(request: HttpRequest, query: Query[JobQuery]) -> dict[str, Any]:
     """Jobs, newest first."""
@@ -76,6 +85,7 @@ def jobs(request: HttpRequest, query: Query[JobQuery]) -> dict[str, Any]:
     "/{uuid:job_id}",
     response={200: JobOut, 401: Problem, 404: Problem, 422: Problem},
     url_name="job",
+    summary="Read a job, or wait for its end",
 )
 @only_query("wait_s")
 def job(request: HttpRequest, job_id: UUID, query: Query[WaitQuery]) -> dict[str, Any]:
@@ -90,7 +100,9 @@ def job(request: HttpRequest, job_id: UUID, query: Query[WaitQuery]) -> dict[str
     return job_payload(found)
 
 
-@router.post("/{uuid:job_id}/cancel", response={200: JobOut, **_BODY_PROBLEMS})
+@router.post(
+    "/{uuid:job_id}/cancel", response={200: JobOut, **_BODY_PROBLEMS}, summary="Cancel a job"
+)
 @only_query()
 def cancel(request: HttpRequest, job_id: UUID, body: CancelIn | None = None) -> dict[str, Any]:
     """Cancel: at once if unsent, else the engine is asked; the job ends by what it says."""
@@ -98,14 +110,18 @@ def cancel(request: HttpRequest, job_id: UUID, body: CancelIn | None = None) -> 
     return job_payload(job_cancel(job_id=job_id, actor=actor(request), reason=reason))
 
 
-@router.post("/{uuid:job_id}/extend", response={200: JobOut, **_BODY_PROBLEMS})
+@router.post(
+    "/{uuid:job_id}/extend", response={200: JobOut, **_BODY_PROBLEMS}, summary="Move its deadline"
+)
 @only_query()
 def extend(request: HttpRequest, job_id: UUID, body: ExtendIn) -> dict[str, Any]:
     """Move the deadline of a waiting job."""
     return job_payload(job_extend(job_id=job_id, by_s=body.by_s, actor=actor(request)))
 
 
-@router.post("/{uuid:job_id}/force", response={200: JobOut, **_BODY_PROBLEMS})
+@router.post(
+    "/{uuid:job_id}/force", response={200: JobOut, **_BODY_PROBLEMS}, summary="Take a harsher mode"
+)
 @only_query()
 def force(request: HttpRequest, job_id: UUID, body: ForceIn | None = None) -> dict[str, Any]:
     """Take the next harsher mode."""

@@ -39,7 +39,7 @@ class RankOut(Schema):
 
     dp_rank: int
     online: bool
-    idle: bool
+    idle: bool | None
     places: PlacesOut
     weight_version: str
     storage_backend: str | None

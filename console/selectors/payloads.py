@@ -69,10 +69,11 @@ def job_payload(job: Job) -> dict[str, Any]:
 
 
 def _rank(rank: RankView, is_engine_online: bool) -> dict[str, Any]:
+    is_online = rank.online and is_engine_online
     return {
         "dp_rank": rank.dp_rank,
-        "online": rank.online and is_engine_online,
-        "idle": rank.idle,
+        "online": is_online,
+        "idle": rank.idle if is_online else None,  # what it was is in `places`, not what it is
         "places": _places(rank.places),
         "weight_version": rank.weight_version,
         "storage_backend": rank.storage_backend,

@@ -124,8 +124,8 @@ class _Carrier:
                 if greeting.welcome.ready:
                     return greeting
                 why = "the engine is recovering and takes no commands yet"
-            except EngineSilent as error:
-                why = f"engine {self.job.engine.name} is unreachable: {error}"
+            except EngineSilent:
+                why = f"engine {self.job.engine.name} does not answer"
             except ProtocolError as error:
                 why = f"engine {self.job.engine.name} refused the greeting: {error.message}"
             if self._left_s() <= 0 and not self._was_extended():

@@ -114,7 +114,10 @@ def test_z01_an_engine_that_is_not_there_fails_in_time_and_the_next_job_needs_no
     job = stack.job(stack.submit(stack_engine, timeout_s=2), wait_s=10)
     assert 1.5 < time.monotonic() - asked_at < 2.7
     assert (job["state"], job["error"]["code"]) == ("expired", "engine_unreachable")
-    assert "nothing was sent" in job["error"]["message"]
+    said = f"engine {stack_engine.name} does not answer; nothing was sent"
+    assert job["error"]["message"] == said
+    silent = stack.engine(stack_engine.name)
+    assert (silent["online"], [rank["idle"] for rank in silent["ranks"]]) == (False, [None, None])
     stack_engine.start()
     assert stack.job(stack.submit(stack_engine, timeout_s=5), wait_s=5)["state"] == "succeeded"
 
