@@ -149,7 +149,7 @@ class Supervisor:
         wanted = self._plan.options
         console = f"http://127.0.0.1:{wanted.port}"
         engine = f"http://127.0.0.1:{wanted.engine_port}"
-        if wanted.has_engine and _get(f"{engine}/health") is None:
+        if wanted.has_engine and not self._is_engine_ready(engine):
             return False
         body = _get(f"{console}/healthz")
         if body is None or not self._is_well(json.loads(body)):
@@ -158,6 +158,12 @@ class Supervisor:
         print(f"ready: console {console}{tail}", flush=True)
         say(f"log in as admin with the password in {wanted.state_dir / 'admin-password'}")
         return True
+
+    def _is_engine_ready(self, engine: str) -> bool:
+        """Every rank is: /health is 200 with one, and an operation needs them all."""
+        body = _get(f"{engine}/v1/loads?include=core", key=self._plan.admin_key)
+        loads = json.loads(body)["loads"] if body is not None else []
+        return len(loads) == self._plan.options.dp_size and all(load["ready"] for load in loads)
 
     def _is_well(self, health: dict[str, object]) -> bool:
         parts = health.get("parts")
@@ -198,9 +204,11 @@ def _stop(child: Child) -> None:
         return
 
 
-def _get(url: str) -> bytes | None:
+def _get(url: str, *, key: str = "") -> bytes | None:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - our own address
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - our own address
+        with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310 - the same
             body: bytes = answer.read()
             return body
     except (urllib.error.URLError, OSError):
