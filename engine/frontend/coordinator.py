@@ -227,7 +227,7 @@ class Coordinator:
             requested_by=record.requested_by,
         )
         if decided is None:  # presumed abort: no rank can have been told to commit
-            current.fault = "the engine's frontend restarted before the decision"
+            current.fault = "the engine restarted before the decision"
             yield from self._abort(current, Verdict.FAILED)
         else:
             yield from self._commit(current, undo=decided.verdict == "undo")

@@ -293,7 +293,12 @@ class Frontend:
         )
 
     def _operation_ended(self, result: OperationResult) -> None:
-        log.info("operation ended", op_id=result.op_id, kind=result.kind, outcome=result.outcome)
+        log.info(
+            "operation ended",
+            op_id=result.op_id,
+            kind=result.kind.value,
+            outcome=result.outcome.value,
+        )
         if result.outcome in (Outcome.SUCCEEDED, Outcome.PARTIAL):
             for rank in result.ranks:
                 if rank.state is RankState.SUCCEEDED:

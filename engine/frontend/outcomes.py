@@ -111,7 +111,8 @@ def describe(
 
 def _why_failed(current: Current, ends: Mapping[int, RankEnd], busy: str) -> str:
     if current.fault:
-        return f"{current.fault}; nothing changed"
+        died = RankEnd.DEAD in ends.values()
+        return f"{current.fault}; {'no living rank' if died else 'nothing'} changed"
     if current.refused and busy:
         return f"not idle: {busy}"
     dead = [rank for rank in sorted(ends) if ends[rank] is RankEnd.DEAD]
