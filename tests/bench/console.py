@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from tests.bench.engine import write  # noqa: E402
 from tests.fakes.stack import free_port  # noqa: E402
 
 PAUSE_S = 0.15  # between jobs: a socket may send twenty messages a second
+READY = re.compile(r"^ready: ", re.MULTILINE)  # not an engine line about one rank
 TERMINAL = ("succeeded", "failed", "partial", "expired", "cancelled", "interrupted")
 
 
@@ -54,7 +56,7 @@ class Stack:
             start_new_session=True,
         )
         deadline = time.monotonic() + 120
-        while "ready" not in (self.dir / "run.log").read_text():
+        while not READY.search((self.dir / "run.log").read_text()):
             assert self.process.poll() is None, (self.dir / "run.log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.2)
