@@ -11,12 +11,7 @@ import argparse
 import asyncio
 import json
 import os
-import re
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,68 +22,29 @@ import websockets
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # not this folder: here `engine` would be the other bench
 
-from tests.bench.engine import write  # noqa: E402
-from tests.fakes.stack import free_port  # noqa: E402
+from engine.models.gguf import convert, find_packaged_gguf  # noqa: E402
+from tests.bench.engine import CACHE, write  # noqa: E402
+from tests.fakes.supervised import Supervised  # noqa: E402
 
 PAUSE_S = 0.15  # between jobs: a socket may send twenty messages a second
-READY = re.compile(r"^ready: ", re.MULTILINE)  # not an engine line about one rank
 TERMINAL = ("succeeded", "failed", "partial", "expired", "cancelled", "interrupted")
 
 
-class Stack:
-    """bin/run's second half, in the foreground of this process's group."""
-
-    def __init__(self) -> None:
-        self.dir = Path(tempfile.mkdtemp(prefix="qb-"))
-        self.port, engine_port = free_port(), free_port()
-        kernels = ROOT / "var" / "test-cache" / "ext"
-        if kernels.exists():
-            (self.dir / "kernels").symlink_to(kernels)
-        self.log = (self.dir / "run.log").open("w+")
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, str(ROOT / "bin" / "lib" / "supervise.py")),
-                *("--state-dir", str(self.dir), "--port", str(self.port)),
-                *("--engine-port", str(engine_port)),
-            ],
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        deadline = time.monotonic() + 120
-        while not READY.search((self.dir / "run.log").read_text()):
-            assert self.process.poll() is None, (self.dir / "run.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        self.base = f"http://127.0.0.1:{self.port}"
-        self.token = (self.dir / "admin-token").read_text().strip()
-        self.password = (self.dir / "admin-password").read_text().strip()
-
-    def cookies(self) -> str:
-        """A logged-in session, as a Cookie header."""
-        with httpx.Client(base_url=self.base) as client:
-            client.get("/login")
-            csrf = client.cookies["quiesce_csrf"]
-            answer = client.post(
-                "/login",
-                data={
-                    "username": "admin",
-                    "password": self.password,
-                    "csrfmiddlewaretoken": csrf,
-                },
-                headers={"Origin": self.base},
-            )
-            assert answer.status_code == 302, answer.text
-            return "; ".join(f"{name}={value}" for name, value in client.cookies.items())
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(30)
-        self.log.close()
-        shutil.rmtree(self.dir, ignore_errors=True)
+def cookies(stack: Supervised) -> str:
+    """A logged-in session, as a Cookie header."""
+    with httpx.Client(base_url=stack.base) as client:
+        client.get("/login")
+        form = {
+            "username": "admin",
+            "password": stack.password,
+            "csrfmiddlewaretoken": client.cookies["quiesce_csrf"],
+        }
+        answer = client.post("/login", data=form, headers={"Origin": stack.base})
+        assert answer.status_code == 302, answer.text
+        return "; ".join(f"{name}={value}" for name, value in client.cookies.items())
 
 
-async def measure(stack: Stack, jobs: int) -> list[float]:
+async def measure(stack: Supervised, jobs: int) -> list[float]:
     """Seconds of each job; the first few warm up."""
     took = []
     headers = {"Authorization": f"Bearer {stack.token}"}
@@ -96,7 +52,7 @@ async def measure(stack: Stack, jobs: int) -> list[float]:
     async with (
         httpx.AsyncClient(base_url=stack.base, headers=headers, timeout=30) as client,
         websockets.connect(
-            url, additional_headers={"Cookie": stack.cookies(), "Origin": stack.base}
+            url, additional_headers={"Cookie": cookies(stack), "Origin": stack.base}
         ) as socket,
     ):
         for number in range(jobs + 5):
@@ -138,11 +94,16 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     args = parser.parse_args()
     before = os.getloadavg()[0]
-    stack = Stack()
+    gguf = find_packaged_gguf()
+    assert gguf is not None
+    (CACHE / "ext").mkdir(parents=True, exist_ok=True)
+    convert(gguf, CACHE / "smollm2", lambda phrase, share: None)
+    stack = Supervised(CACHE / "smollm2", CACHE / "ext", "--dp-size", "2")
     try:
+        stack.start()
         took = asyncio.run(measure(stack, args.jobs))
     finally:
-        stack.stop()
+        stack.remove()
     p50, p99 = took[len(took) // 2], took[min(len(took) - 1, int(len(took) * 0.99))]
     text = (
         f"{datetime.now(UTC):%Y-%m-%d}, {len(took)} jobs one after another, SQLite, embedded "

@@ -13,17 +13,21 @@ import argparse
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from engine.ipc.sampling import SamplingParams
-from engine.models.forward_batch import ForwardBatch, Part, SampleSpec
-from engine.models.gguf import convert, find_packaged_gguf
-from engine.runner.model_runner import ModelRunner
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT)  # not this folder: here `engine` would be the other bench
 
-CACHE = Path(__file__).parents[2] / "var" / "test-cache"
+from engine.ipc.sampling import SamplingParams  # noqa: E402
+from engine.models.forward_batch import ForwardBatch, Part, SampleSpec  # noqa: E402
+from engine.models.gguf import convert, find_packaged_gguf  # noqa: E402
+from engine.runner.model_runner import ModelRunner  # noqa: E402
+
+CACHE = ROOT / "var" / "test-cache"
 CONTEXTS = (64, 512)
 
 
