@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.frontend import sampling
+from engine.frontend import sampling, unimplemented
 from engine.frontend.http_errors import HTTPError
 from engine.frontend.http_json import convert
 from engine.frontend.limits import Limits, check_extra_key, check_prompt, check_rank, check_scores
@@ -26,29 +26,6 @@ MAX_TOP_LOGPROBS = 128
 MAX_SAMPLES_OF_A_CALL = 4096
 LONG_TEXT_CHARS = 10_000
 _T = TypeVar("_T")
-
-UNIMPLEMENTED: dict[str, tuple[object, ...]] = {
-    "input_embeds": (None,),
-    "image_data": (None,),
-    "video_data": (None,),
-    "audio_data": (None,),
-    "modalities": (None,),
-    "lora_path": (None, ""),
-    "session_params": (None,),
-    "return_hidden_states": (None, False),
-    "return_routed_experts": (None, False),
-    "custom_logit_processor": (None,),
-    "background": (None, False),
-    "conversation_id": (None,),
-    "priority": (None,),
-    "bootstrap_host": (None,),
-    "bootstrap_port": (None,),
-    "bootstrap_room": (None,),
-    "require_reasoning": (None, False),
-    "log_metrics": (None, True),
-    "no_logs": (None, False, True),  # prompts are never logged
-    "custom_labels": (None,),
-}
 
 
 class GenerateInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,8 +158,8 @@ def _settings(given: GenerateInput, count: int, is_batch: bool) -> list[Sampling
                 f"sampling_params is a list of {len(params)} for {count} prompts",
                 param="sampling_params",
             )
-        return [convert(item, SamplingInput, sampling.UNIMPLEMENTED) for item in params]
-    return [convert(params or {}, SamplingInput, sampling.UNIMPLEMENTED)] * count
+        return [convert(item, SamplingInput, unimplemented.SAMPLING) for item in params]
+    return [convert(params or {}, SamplingInput, unimplemented.SAMPLING)] * count
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.frontend import unimplemented
 from engine.frontend.completion import Completion
-from engine.frontend.generate_input import UNIMPLEMENTED, Asked, GenerateInput, requests_of
+from engine.frontend.generate_input import Asked, GenerateInput, requests_of
 from engine.frontend.http_errors import json_response
 from engine.frontend.http_json import read_json
 from engine.frontend.limits import limits_of
@@ -28,7 +29,7 @@ from engine.tokens.tokenizer import Tokenizer
 async def generate(request: Request) -> Response:
     """Answer a native request."""
     state = request.app.state
-    given = await read_json(request, GenerateInput, UNIMPLEMENTED)
+    given = await read_json(request, GenerateInput, unimplemented.GENERATE)
     asked = await requests_of(given, state.tokenizer, limits_of(state.frontend))
     completions = submit_all(state.frontend, state.tokenizer, asked.requests)
     outputs = [_output(asked, completion, state.tokenizer) for completion in completions]

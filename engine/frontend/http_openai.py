@@ -11,13 +11,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.frontend import unimplemented
 from engine.frontend.completion import Completion, Piece
 from engine.frontend.http_errors import HTTPError, error_body, json_response
 from engine.frontend.http_json import read_json
 from engine.frontend.limits import limits_of
 from engine.frontend.openai_input import (
-    CHAT_UNIMPLEMENTED,
-    COMPLETION_UNIMPLEMENTED,
     ChatInput,
     CommonInput,
     CompletionInput,
@@ -56,7 +55,7 @@ class Reply:
 async def completions(request: Request) -> Response:
     """Answer a completion."""
     state = request.app.state
-    given = await read_json(request, CompletionInput, COMPLETION_UNIMPLEMENTED)
+    given = await read_json(request, CompletionInput, unimplemented.COMPLETION)
     requests = await completion_requests(given, state.tokenizer, limits_of(state.frontend))
     tokenizer: Tokenizer = state.tokenizer
 
@@ -95,7 +94,7 @@ async def completions(request: Request) -> Response:
 async def chat_completions(request: Request) -> Response:
     """Answer a chat."""
     state = request.app.state
-    given = await read_json(request, ChatInput, CHAT_UNIMPLEMENTED)
+    given = await read_json(request, ChatInput, unimplemented.CHAT)
     tokenizer: Tokenizer = state.tokenizer
     requests = await chat_requests(given, tokenizer, limits_of(state.frontend))
 

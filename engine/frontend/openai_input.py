@@ -26,42 +26,6 @@ from engine.ipc.sampling import SamplingParams
 from engine.tokens.tokenizer import Tokenizer, TokenizerError
 
 _MAX_MESSAGES = 4096
-_COMMON_UNIMPLEMENTED: dict[str, tuple[object, ...]] = {
-    "response_format": (None, {"type": "text"}),
-    "json_schema": (None,),
-    "regex": (None,),
-    "ebnf": (None,),
-    "structural_tag": (None,),
-    "stop_regex": (None, "", []),
-    "custom_params": (None,),
-    "custom_logit_processor": (None,),
-    "lora_path": (None, ""),
-    "session_params": (None,),
-    "return_hidden_states": (None, False),
-    "priority": (None,),
-    "bootstrap_host": (None,),
-    "bootstrap_port": (None,),
-    "bootstrap_room": (None,),
-    "spaces_between_special_tokens": (None, True),
-    "store": (None, False),
-    "service_tier": (None, "auto", "default"),
-}
-COMPLETION_UNIMPLEMENTED = _COMMON_UNIMPLEMENTED | {"best_of": (None, 1), "suffix": (None, "")}
-CHAT_UNIMPLEMENTED = _COMMON_UNIMPLEMENTED | {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
-    "functions": (None, []),
-    "function_call": (None, "none"),
-    "reasoning_effort": (None,),
-    "separate_reasoning": (None, True),
-    "stream_reasoning": (None, True),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "web_search_options": (None,),
-    "continue_final_message": (None, False),
-}
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

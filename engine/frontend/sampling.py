@@ -17,18 +17,6 @@ MAX_STOP_CHARS = 1024
 _MAX_BIASES = 1024
 DEFAULT_MAX_NEW_TOKENS = 128
 
-# SGLang's fields that this engine does not implement, and the values that mean "not used".
-UNIMPLEMENTED: dict[str, tuple[object, ...]] = {
-    "json_schema": (None,),
-    "regex": (None,),
-    "ebnf": (None,),
-    "structural_tag": (None,),
-    "stop_regex": (None, "", []),
-    "custom_params": (None,),
-    "spaces_between_special_tokens": (None, True),
-    "stream_interval": (None,),
-}
-
 
 class SamplingInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`sampling_params` of a request; null means the default."""
