@@ -16,13 +16,31 @@ from engine.models.errors import ConfigError, ModelFileError, UnsupportedModelEr
 
 Settings = Mapping[str, Any]  # parsed JSON: each reader below checks the type it needs
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What an architecture's name implies and config.json does not say."""
+
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    head_dim: int | None = None  # where the settings name none; None: hidden size by heads
+    has_window_switch: bool = False  # windows count only where use_sliding_window is true
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": _Family(),
+    "Qwen2ForCausalLM": _Family(has_qkv_bias=True, has_window_switch=True),
+    "Qwen3ForCausalLM": _Family(has_qk_norm=True, head_dim=128, has_window_switch=True),
+}
 # Settings that change what a model computes, and the values that mean "not used".
 MUST_BE = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "hidden_act": ("silu",),
-    "sliding_window": (None,),
+    "use_sliding_window": (False, None),
+    "use_mrope": (False, None),
     "quantization_config": (None,),
     "compression_config": (None,),
     "partial_rotary_factor": (1, 1.0, None),
@@ -47,7 +65,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model of the Llama family."""
+    """A model of the Llama family, dense Qwen models among them."""
 
     architecture: str
     vocab_size: int
@@ -61,6 +79,8 @@ class ModelConfig:
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling
+    has_qkv_bias: bool
+    has_qk_norm: bool  # queries and keys are normed head by head, before they are rotated
     is_tied: bool  # the head is the embedding
     eos_ids: frozenset[int]
 
@@ -78,12 +98,9 @@ def read_config(folder: Path) -> ModelConfig:
 
 def parse_config(settings: Settings, eos_ids: frozenset[int]) -> ModelConfig:
     """Check the parsed config.json. Raises ConfigError or UnsupportedModelError."""
-    architecture = next(iter(settings.get("architectures") or ()), None)
-    if architecture not in ARCHITECTURES:
-        raise UnsupportedModelError("architectures", settings.get("architectures"))
-    for name, allowed in MUST_BE.items():
-        if name in settings and settings[name] not in allowed:
-            raise UnsupportedModelError(name, settings[name])
+    architecture = _architecture(settings)
+    family = ARCHITECTURES[architecture]
+    _refuse_unsupported(settings, family)
     heads, hidden = _count(settings, "num_attention_heads"), _count(settings, "hidden_size")
     rope = _rope_settings(settings)
     config = ModelConfig(
@@ -94,22 +111,49 @@ def parse_config(settings: Settings, eos_ids: frozenset[int]) -> ModelConfig:
         num_layers=_count(settings, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=_count(settings, "num_key_value_heads", heads),
-        head_dim=_count(settings, "head_dim", hidden // heads),
+        head_dim=_count(settings, "head_dim", family.head_dim or hidden // heads),
         context_len=_count(settings, "max_position_embeddings"),
         rms_norm_eps=_positive(settings, "rms_norm_eps", 1e-6),
         rope_theta=_positive(rope, "rope_theta", 10000.0),
         rope_scaling=_rope_scaling(rope),
+        has_qkv_bias=family.has_qkv_bias,
+        has_qk_norm=family.has_qk_norm,
         is_tied=bool(settings.get("tie_word_embeddings", False)),
         eos_ids=eos_ids,
     )
+    _check(config)
+    return config
+
+
+def _architecture(settings: Settings) -> str:
+    named = settings.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    if not isinstance(first, str) or first not in ARCHITECTURES:
+        raise UnsupportedModelError("architectures", named)
+    return first
+
+
+def _refuse_unsupported(settings: Settings, family: _Family) -> None:
+    for name, allowed in MUST_BE.items():
+        if name in settings and settings[name] not in allowed:
+            raise UnsupportedModelError(name, settings[name])
+    if not family.has_window_switch and settings.get("sliding_window") is not None:
+        raise UnsupportedModelError("sliding_window", settings["sliding_window"])
+    known = (FULL, SLIDING) if family.has_window_switch else (FULL,)
+    layer_types = settings.get("layer_types") or []
+    if not isinstance(layer_types, list) or any(kind not in known for kind in layer_types):
+        raise UnsupportedModelError("layer_types", layer_types)
+
+
+def _check(config: ModelConfig) -> None:
     if config.num_heads % config.num_kv_heads:
-        raise ConfigError("num_key_value_heads", f"{heads} heads are no multiple of it")
+        reason = f"{config.num_heads} heads are no multiple of it"
+        raise ConfigError("num_key_value_heads", reason)
     if config.head_dim % 2:
         raise ConfigError("head_dim", f"{config.head_dim} is odd and cannot be rotated")
-    bad_ids = [i for i in eos_ids if not 0 <= i < config.vocab_size]
+    bad_ids = [i for i in config.eos_ids if not 0 <= i < config.vocab_size]
     if bad_ids:
         raise ConfigError("eos_token_id", f"{bad_ids[0]} is not in the vocabulary")
-    return config
 
 
 def _read_json(path: Path) -> Settings:
@@ -156,6 +200,9 @@ def _rope_settings(settings: Settings) -> Settings:
         if not isinstance(found, dict):
             raise ConfigError(name, f"{found!r} is not an object")
         merged |= found
+    for name, value in merged.items():
+        if isinstance(value, dict):  # other angles for other kinds of layers
+            raise UnsupportedModelError("rope_parameters", {name: value})
     return merged
 
 

@@ -1,6 +1,7 @@
-"""The tensors of a Llama model: their names in a checkpoint, their shapes, and how they are fused.
+"""The tensors of a Llama or Qwen model: names in a checkpoint, shapes, and how they are fused.
 
-q, k and v become one weight, gate and up another, whatever then computes with them.
+q, k and v become one weight, gate and up another, whatever then computes with them. Qwen2 adds
+biases of q, k and v to a Llama's tensors, Qwen3 norms of each head's q and k.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class LayerWeights:
     norm2: torch.Tensor  # (hidden,)
     gate_up: torch.Tensor  # (2 * ffn, hidden)
     down: torch.Tensor  # (hidden, ffn)
+    qkv_bias: torch.Tensor | None = None  # ((H + 2 Hkv) * D,)
+    q_norm: torch.Tensor | None = None  # (D,)
+    k_norm: torch.Tensor | None = None  # (D,)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -59,6 +63,12 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             _name(layer, "mlp.up_proj"): (ffn, hidden),
             _name(layer, "mlp.down_proj"): (hidden, ffn),
         }
+        if config.has_qkv_bias:
+            for part, size in (("q", q), ("k", kv), ("v", kv)):
+                shapes[_name(layer, f"self_attn.{part}_proj", "bias")] = (size,)
+        if config.has_qk_norm:
+            for part in ("q", "k"):
+                shapes[_name(layer, f"self_attn.{part}_norm")] = (config.head_dim,)
     return shapes
 
 
@@ -69,8 +79,7 @@ def check_checkpoint(checkpoint: Checkpoint, config: ModelConfig) -> None:
     that repeats the embedding.
     """
     ignored = {
-        _name(layer, "self_attn.rotary_emb").replace("weight", "inv_freq")
-        for layer in range(config.num_layers)
+        _name(layer, "self_attn.rotary_emb", "inv_freq") for layer in range(config.num_layers)
     }
     if config.is_tied and HEAD in checkpoint.names():
         ignored.add(HEAD)
@@ -88,22 +97,28 @@ def top_weights(source: TensorSource, config: ModelConfig, dtype: torch.dtype) -
     return TopWeights(embed, source.read(NORM, dtype), head)
 
 
-def layer_weights(source: TensorSource, layer: int, dtype: torch.dtype) -> LayerWeights:
+def layer_weights(
+    source: TensorSource, config: ModelConfig, layer: int, dtype: torch.dtype
+) -> LayerWeights:
     """Read and fuse the tensors of one layer."""
 
-    def read(*parts: str) -> torch.Tensor:
-        found = [source.read(_name(layer, part), dtype) for part in parts]
+    def read(*parts: str, kind: str = "weight") -> torch.Tensor:
+        found = [source.read(_name(layer, part, kind), dtype) for part in parts]
         return found[0] if len(found) == 1 else torch.cat(found)
 
+    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     return LayerWeights(
         norm1=read("input_layernorm"),
-        qkv=read("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        qkv=read(*qkv),
         o=read("self_attn.o_proj"),
         norm2=read("post_attention_layernorm"),
         gate_up=read("mlp.gate_proj", "mlp.up_proj"),
         down=read("mlp.down_proj"),
+        qkv_bias=read(*qkv, kind="bias") if config.has_qkv_bias else None,
+        q_norm=read("self_attn.q_norm") if config.has_qk_norm else None,
+        k_norm=read("self_attn.k_norm") if config.has_qk_norm else None,
     )
 
 
-def _name(layer: int, part: str) -> str:
-    return f"model.layers.{layer}.{part}.weight"
+def _name(layer: int, part: str, kind: str = "weight") -> str:
+    return f"model.layers.{layer}.{part}.{kind}"

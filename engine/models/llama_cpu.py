@@ -23,12 +23,17 @@ from engine.models.llama import LayerWeights, TopWeights, layer_weights, top_wei
 from engine.models.rope import rope_tables
 from engine.models.step_inputs import StepInputs
 
+TENSORS = ("norm1", "qkv", "o", "norm2", "gate_up", "down")  # CLayer's, in its order
 MAX_HEADS_PER_KV_HEAD = 12  # MAX_ROWS of attention.h
 WEIGHT_SLAB_BYTES = 64 << 20
 
 
 def why_unsupported(config: ModelConfig) -> str | None:
-    """Return what about the model's sizes the library cannot do, or None."""
+    """Return what about the model the library cannot do, or None."""
+    if config.has_qkv_bias:
+        return "biases of q, k and v"
+    if config.has_qk_norm:
+        return "norms of q and k"
     if config.hidden_size % 16 or config.ffn_size % 16:
         return f"hidden {config.hidden_size} or ffn {config.ffn_size} is no multiple of 16"
     if config.num_heads // config.num_kv_heads > MAX_HEADS_PER_KV_HEAD:
@@ -67,7 +72,7 @@ class LlamaCPU:
         self._top.norm.copy_(top.norm)
         self._library.pack(top.head, out=self._top.head)
         for index in range(self._config.num_layers):
-            self._load_layer(index, layer_weights(source, index, self._dtype))
+            self._load_layer(index, layer_weights(source, self._config, index, self._dtype))
 
     def _load_layer(self, index: int, new: LayerWeights) -> None:
         if index == len(self._layers):
@@ -103,7 +108,7 @@ class LlamaCPU:
             self._handle = self._new_handle(self._top)
         self._pool = pool
         for index, weights in enumerate(self._layers):
-            tensors = [getattr(weights, name) for name in LayerWeights.__slots__]
+            tensors = [getattr(weights, name) for name in TENSORS]
             pointers = [t.data_ptr() for t in (*tensors, pool.k[index], pool.v[index])]
             self._library.set_layer(self._handle, index, ctypes.byref(CLayer(*pointers)))
 

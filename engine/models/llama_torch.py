@@ -1,4 +1,4 @@
-"""Llama in torch operators: any device, any CPU. The reference that the kernels are compared with.
+"""Llama and Qwen in torch operators: any device, any CPU. The kernels are compared with it.
 
 The residual stream is fp32, as in the compiled library; linears and KV are in the model's dtype.
 """
@@ -52,7 +52,7 @@ class LlamaTorch:
         head = self._embed if self._config.is_tied else top.head.to(self._device)
         self._head = Linear(head)
         self._layers = [
-            _Layer(layer_weights(source, index, self._dtype), self._device)
+            _Layer(layer_weights(source, self._config, index, self._dtype), self._device)
             for index in range(self._config.num_layers)
         ]
 
@@ -90,6 +90,8 @@ class LlamaTorch:
                 .view(len(pos), -1, self._config.head_dim)
                 .split([self._config.num_heads, *[self._config.num_kv_heads] * 2], dim=1)
             )
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = self._rms_norm(q, layer.q_norm), self._rms_norm(k, layer.k_norm)
             store_kv(rotate(k, cos, sin), v, k_pool, v_pool, plan)
             y = attend(rotate(q, cos, sin), k_pool, v_pool, plan)  # (T, H, D)
             x += layer.o(y.view(len(pos), -1))
@@ -98,6 +100,7 @@ class LlamaTorch:
         return self._rms_norm(x[self._send(inputs.rows)], self._norm)
 
     def _rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x = x.float()
         scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self._config.rms_norm_eps)
         return (x * scale * weight.float()).to(self._dtype)
 
@@ -109,10 +112,16 @@ class _Layer:
     def __init__(self, weights: LayerWeights, device: torch.device) -> None:
         self.norm1 = weights.norm1.to(device)
         self.norm2 = weights.norm2.to(device)
-        self.qkv = Linear(weights.qkv.to(device))
+        self.qkv = Linear(weights.qkv.to(device), _on(weights.qkv_bias, device))
         self.o = Linear(weights.o.to(device))
         self.gate_up = Linear(weights.gate_up.to(device))
         self.down = Linear(weights.down.to(device))
+        self.q_norm = _on(weights.q_norm, device)
+        self.k_norm = _on(weights.k_norm, device)
+
+
+def _on(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to(device)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,9 @@ def test_a_linear_is_torchs_linear(dtype: torch.dtype, rows: int) -> None:
     other = torch.randn(48, 32).to(dtype)
     layer.assign(other.clone())
     torch.testing.assert_close(layer(x), F.linear(x, other), rtol=0.02, atol=0.02)
+    bias = torch.randn(48).to(dtype)
+    expected = F.linear(x, weight, bias)
+    torch.testing.assert_close(Linear(weight, bias)(x), expected, rtol=0.02, atol=0.02)
 
 
 @torch.inference_mode()

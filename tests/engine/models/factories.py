@@ -47,6 +47,8 @@ def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, torch.Tensor
     for name, shape in expected_shapes(config).items():
         values = torch.randn(shape, generator=generator)
         scaled = 1 + 0.1 * values if len(shape) == 1 else values / shape[-1] ** 0.5
+        if name.endswith(".bias"):
+            scaled = values
         weights[name] = scaled.to(torch.bfloat16)
     return weights
 
@@ -73,7 +75,7 @@ def write_folder(
 def dense_logits(
     config: ModelConfig, weights: Mapping[str, torch.Tensor], ids: list[int]
 ) -> torch.Tensor:
-    """Return logits (T, V) of one prompt in float64: a textbook's Llama, without pages."""
+    """Return logits (T, V) of one prompt in float64: a textbook's Llama or Qwen, without pages."""
     w = {name: tensor.double() for name, tensor in weights.items()}
     heads, kv_heads, dim, count = (
         *(config.num_heads, config.num_kv_heads),
@@ -94,8 +96,15 @@ def dense_logits(
         at = f"model.layers.{layer}."
         h = norm(x, at + "input_layernorm.weight")
         q, k, v = (h @ w[f"{at}self_attn.{n}_proj.weight"].T for n in "qkv")
-        q = rotate(q.view(count, heads, dim))
-        k = rotate(k.view(count, kv_heads, dim)).repeat_interleave(heads // kv_heads, 1)
+        if config.has_qkv_bias:
+            q, k, v = (
+                x + w[f"{at}self_attn.{n}_proj.bias"] for n, x in zip("qkv", (q, k, v), strict=True)
+            )
+        q, k = q.view(count, heads, dim), k.view(count, kv_heads, dim)
+        if config.has_qk_norm:
+            q = norm(q, at + "self_attn.q_norm.weight")
+            k = norm(k, at + "self_attn.k_norm.weight")
+        q, k = rotate(q), rotate(k).repeat_interleave(heads // kv_heads, 1)
         v = v.view(count, kv_heads, dim).repeat_interleave(heads // kv_heads, 1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / dim**0.5
         probs = scores.masked_fill(future, float("-inf")).softmax(-1)

@@ -26,16 +26,107 @@ def test_the_packaged_models_settings_are_read(smollm2_dir) -> None:
         rms_norm_eps=1e-5,
         rope_theta=1e5,
         rope_scaling=RopeScaling("default"),
+        has_qkv_bias=False,
+        has_qk_norm=False,
         is_tied=True,
         eos_ids=frozenset({2}),
     )
+
+
+QWEN = {  # as published, what is not read left out
+    "Qwen2.5-0.5B": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 21,
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "use_mrope": False,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+        "hidden_act": "silu",
+    },
+    "Qwen3-0.6B": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 28,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+}
+
+
+def test_settings_of_published_qwen_models_are_read() -> None:
+    small = parse_config(QWEN["Qwen2.5-0.5B"], frozenset({151645, 151643}))
+    assert (small.has_qkv_bias, small.has_qk_norm, small.head_dim) == (True, False, 64)
+    assert (small.rope_theta, small.is_tied) == (1e6, True)
+    newer = parse_config(QWEN["Qwen3-0.6B"], frozenset({151645}))
+    assert (newer.has_qkv_bias, newer.has_qk_norm, newer.head_dim) == (False, True, 128)
+    silent = QWEN["Qwen3-0.6B"] | {"head_dim": None}  # its default is no share of the hidden size
+    assert parse_config(silent, frozenset()).head_dim == 128
+
+
+@pytest.mark.parametrize("model", sorted(QWEN))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("use_sliding_window", True),
+        ("use_mrope", True),
+        ("attention_bias", True),
+        ("layer_types", ["full_attention", "linear_attention"]),
+        ("layer_types", [["full_attention"]]),
+    ],
+)
+def test_what_is_not_computed_of_a_qwen_is_refused_by_name(
+    model: str, name: str, value: object
+) -> None:
+    with pytest.raises(UnsupportedModelError) as raised:
+        parse_config(QWEN[model] | {name: value}, frozenset())
+    assert raised.value.feature == name
+
+
+@pytest.mark.parametrize("model", sorted(QWEN))
+def test_windows_that_a_qwen_does_not_use_are_no_matter(model: str) -> None:
+    unused = {
+        "sliding_window": 4096,
+        "max_window_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention"],
+    }
+    assert parse_config(QWEN[model] | unused, frozenset()) == parse_config(QWEN[model], frozenset())
+
+
+def test_angles_that_differ_by_layer_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="rope_parameters"):
+        tiny_config(rope_parameters={"full_attention": {"rope_type": "default"}})
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("architectures", ["GPT2LMHeadModel"]),
+        ("architectures", ["Qwen3MoeForCausalLM"]),
+        ("architectures", [["LlamaForCausalLM"]]),
         ("architectures", None),
+        ("layer_types", ["sliding_attention"]),
         ("attention_bias", True),
         ("mlp_bias", True),
         ("hidden_act", "gelu"),

@@ -68,15 +68,22 @@ SHAPES = [
     {"num_attention_heads": 12, "num_key_value_heads": 1, "tie_word_embeddings": True},
     {"rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": 64}},
 ]
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "num_attention_heads": 6, "hidden_size": 48}
 
 
-@pytest.mark.parametrize("kernels", ["cpu", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("changes", "page_size"), [(SHAPES[0], 16), (SHAPES[1], 32), (SHAPES[2], 64), (SHAPES[3], 16)]
+    ("kernels", "changes", "page_size"),
+    [
+        *(("cpu", SHAPES[i], size) for i, size in enumerate((16, 32, 64, 16))),
+        *(("torch", SHAPES[i], size) for i, size in enumerate((16, 32, 64, 16))),
+        ("torch", QWEN2, 16),
+        ("torch", QWEN3, 32),
+    ],
 )
 def test_logits_of_mixed_chunks_are_those_of_a_dense_pass(
-    kernels: str, dtype: torch.dtype, changes: dict, page_size: int, cpu_ext_dir: Path
+    dtype: torch.dtype, kernels: str, changes: dict, page_size: int, cpu_ext_dir: Path
 ) -> None:
     config = tiny_config(**changes)
     model = loaded(make_model(kernels, config, dtype, page_size, cpu_ext_dir), config)
@@ -157,8 +164,10 @@ def test_a_step_may_want_no_row_at_all(kernels: str, cpu_ext_dir: Path) -> None:
     assert hidden.shape == (0, 64) and logits.shape == (0, 100) and is_finite.shape == (0,)
 
 
-def test_sizes_that_the_compiled_kernels_cannot_do_are_named() -> None:
+def test_what_the_compiled_kernels_cannot_do_is_named() -> None:
     assert why_unsupported(tiny_config()) is None
     assert "40" in str(why_unsupported(tiny_config(hidden_size=40, head_dim=32)))
     crowded = tiny_config(num_attention_heads=13, num_key_value_heads=1)
     assert "13 heads share 1" in str(why_unsupported(crowded))
+    assert why_unsupported(tiny_config(**QWEN2)) == "biases of q, k and v"
+    assert why_unsupported(tiny_config(**QWEN3)) == "norms of q and k"

@@ -43,6 +43,8 @@ def test_torch_is_used_without_a_folder_for_kernels(tmp_path: Path) -> None:
         ({"num_attention_heads": 26}, 16, "26 heads share 2"),
         ({"head_dim": 48}, 16, "head_dim 48"),
         ({}, 8, "page_size 8"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, 16, "biases of q, k and v"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, 16, "norms of q and k"),
     ],
 )
 def test_torch_is_used_and_the_log_says_why_where_kernels_do_not_fit(
@@ -78,6 +80,29 @@ def test_a_folder_whose_tensors_do_not_fit_its_settings_is_refused(tmp_path: Pat
     with pytest.raises(UnexpectedTensorError, match=r"model\.layers\.2"):
         surplus = {**weights, "model.layers.2.mlp.up_proj.weight": weights[name].clone()}
         load(write_folder(tmp_path, tiny_settings(), surplus))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "surplus"),
+    [
+        ("Qwen2ForCausalLM", "model.layers.1.self_attn.k_proj.bias"),
+        ("Qwen3ForCausalLM", "model.layers.1.self_attn.q_norm.weight"),
+    ],
+)
+def test_a_qwen_needs_the_tensors_that_a_llama_has_not(
+    tmp_path: Path, architecture: str, surplus: str
+) -> None:
+    changes = {"architectures": [architecture]}
+    weights = random_weights(tiny_config(**changes))
+    load(write_folder(tmp_path, tiny_settings(**changes), weights))
+    with pytest.raises(UnexpectedTensorError, match="model"):
+        load(write_folder(tmp_path, tiny_settings(), weights))
+    del weights[surplus]
+    with pytest.raises(MissingTensorError, match=surplus):
+        load(write_folder(tmp_path, tiny_settings(**changes), weights))
+    wrong = random_weights(tiny_config(**changes)) | {surplus: torch.ones(7)}
+    with pytest.raises(TensorShapeError, match=surplus):
+        load(write_folder(tmp_path, tiny_settings(**changes), wrong))
 
 
 def test_a_tied_head_may_be_saved_but_must_repeat_the_embedding(tmp_path: Path) -> None:
