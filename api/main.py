@@ -17,6 +17,7 @@ from api.problems import problem, problem_of
 from api.routers.audit import router as audit_router
 from api.routers.engines import router as engines_router
 from api.routers.jobs import router as jobs_router
+from console.choices import JobKind
 from console.exceptions import BodyTooLarge, ConsoleError
 
 log = structlog.get_logger(__name__)
@@ -45,14 +46,26 @@ def on_console_error(request: HttpRequest, error: ConsoleError) -> HttpResponse:
     return problem_of(request, error)
 
 
+def _path(item: dict[str, Any]) -> str:
+    """Which field, as the sender wrote it: without where it came in and which schema was taken."""
+    parts = [str(part) for part in item["loc"][1:]]
+    if parts[:1] == ["body"]:
+        parts = parts[1:]
+    if parts[:1] and parts[0] in JobKind.values:
+        parts = parts[1:]
+    if not parts and str(item["type"]).startswith("union_tag"):
+        parts = ["kind"]
+    return ".".join(parts) or str(item["loc"][0])
+
+
 @api.exception_handler(ValidationError)
 def on_validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
     """A field is missing, unknown or out of bounds: each is named, its value is not repeated."""
     fields: list[dict[str, Any]] = [
         {
-            "field": ".".join(str(part) for part in item["loc"][1:]) or str(item["loc"][0]),
+            "field": _path(item),
             "in": str(item["loc"][0]),
-            "message": str(item["msg"]),
+            "message": str(item["msg"]).removeprefix("Value error, "),
             "type": str(item["type"]),
         }
         for item in error.errors

@@ -14,6 +14,22 @@ class JobKind(TextChoices):
     """What a job asks of an engine."""
 
     FLUSH_CACHE = "flush_cache", "Flush cache"
+    UPDATE_WEIGHTS_FROM_DISK = "update_weights_from_disk", "Update weights from disk"
+    UPDATE_WEIGHTS_FROM_TENSOR = (
+        "update_weights_from_tensor",
+        "Update weights from uploaded tensors",
+    )
+    UPDATE_WEIGHTS_FROM_DISTRIBUTED = (
+        "update_weights_from_distributed",
+        "Update weights from a trainer",
+    )
+    UPDATE_WEIGHT_VERSION = "update_weight_version", "Name the weight version"
+    PAUSE_GENERATION = "pause_generation", "Pause generation"
+    CONTINUE_GENERATION = "continue_generation", "Continue generation"
+    ABORT_REQUESTS = "abort_requests", "Abort requests"
+    RELEASE_MEMORY = "release_memory", "Release memory"
+    RESUME_MEMORY = "resume_memory", "Resume memory"
+    REPAIR = "repair", "Repair"
 
 
 class JobState(TextChoices):
@@ -75,6 +91,15 @@ class OnConflict(TextChoices):
     QUEUE = "queue", "queue"
 
 
+class WeightSource(TextChoices):
+    """How weights came to an engine; the engine's own words."""
+
+    START = "start", "at start"
+    DISK = "disk", "disk"
+    TENSOR = "tensor", "tensor upload"
+    DISTRIBUTED = "distributed", "trainer group"
+
+
 class Via(TextChoices):
     """The surface that a request came through."""
 
@@ -92,6 +117,22 @@ class AuditStage(TextChoices):
     OUTCOME = "outcome", "outcome"
     NOTE = "note", "note"
 
+
+# Staged on every rank while it serves, then swapped on all or none: their deadline begins when
+# staging ends.
+WEIGHT_UPDATES = frozenset(
+    {
+        JobKind.UPDATE_WEIGHTS_FROM_DISK,
+        JobKind.UPDATE_WEIGHTS_FROM_TENSOR,
+        JobKind.UPDATE_WEIGHTS_FROM_DISTRIBUTED,
+    }
+)
+# What may change which weights a rank serves, or how they are called.
+WEIGHT_KINDS = WEIGHT_UPDATES | {JobKind.UPDATE_WEIGHT_VERSION, JobKind.REPAIR}
+# These wait for idle, in a mode that the asker chooses; the others take effect at once.
+WAITING_KINDS = WEIGHT_UPDATES | {JobKind.FLUSH_CACHE, JobKind.RELEASE_MEMORY}
+# Carried out while another one waits: it holds no engine, and none holds it up.
+SHARED_KINDS = frozenset({JobKind.ABORT_REQUESTS})
 
 TERMINAL_STATES = frozenset(
     {
@@ -113,7 +154,13 @@ TRANSITIONS = MappingProxyType(
     {
         JobState.ACCEPTED: frozenset({JobState.CLAIMED, JobState.CANCELLED, JobState.EXPIRED}),
         JobState.CLAIMED: frozenset(
-            {JobState.ACCEPTED, JobState.DISPATCHED, JobState.CANCELLED, JobState.EXPIRED}
+            {
+                JobState.ACCEPTED,
+                JobState.DISPATCHED,
+                JobState.FAILED,  # what it was to bring along is missing or refused; not submitted
+                JobState.CANCELLED,
+                JobState.EXPIRED,
+            }
         ),
         JobState.DISPATCHED: frozenset(
             {

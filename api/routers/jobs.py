@@ -20,12 +20,12 @@ from api.schemas.inputs import (
     WaitQuery,
 )
 from api.schemas.outputs import JobOut, JobPage, Problem
-from console.choices import JobKind, Mode, OnConflict
+from console.choices import OnConflict
 from console.exceptions import Invalid
 from console.selectors.jobs import job_get, job_list, job_version
 from console.selectors.payloads import is_final, job_payload
 from console.services.job_control import job_cancel, job_extend, job_force
-from console.services.jobs import FlushParams, job_create
+from console.services.jobs import job_create
 
 router = Router(tags=["jobs"])
 
@@ -51,16 +51,12 @@ def _idempotency_key(request: HttpRequest) -> str | None:
 @only_query()
 def create(request: HttpRequest, response: HttpResponse, body: JobIn) -> Status:
     """Accept a job (202), or give the one that the same Idempotency-Key made (200)."""
+    asked_for = body.root
     asked = job_create(
-        engine_name=body.engine,
-        kind=JobKind(body.kind),
-        params=FlushParams(
-            timeout_s=body.params.timeout_s,
-            mode=Mode(body.params.mode),
-            empty_cache=body.params.empty_cache,
-        ),
-        reason=body.reason,
-        on_conflict=OnConflict(body.on_conflict),
+        engine_name=asked_for.engine,
+        params=asked_for.params,
+        reason=asked_for.reason,
+        on_conflict=OnConflict(asked_for.on_conflict),
         actor=actor(request),
         idempotency_key=_idempotency_key(request),
     )

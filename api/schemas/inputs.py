@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import functools
+import operator
+from typing import Annotated, Any, Literal  # Any: a schema made for each kind
 from uuid import UUID
 
 from ninja import Schema
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, RootModel, StringConstraints, create_model
 
-from console.choices import JobState
+from console.choices import JobKind, JobState
+from console.params import PARAMS, JobParams
 from console.services.reasons import MAX_REASON_CHARS
 from engine.protocol import MAX_TIMEOUT_S
 
 Text = Annotated[
     str, StringConstraints(strict=True, max_length=MAX_REASON_CHARS, pattern=r"^[^\x00]*$")
 ]
-ModeWord = Literal["if_idle", "wait", "drain", "retract", "abort"]
 
 
 class Strict(Schema):
@@ -24,26 +26,65 @@ class Strict(Schema):
     model_config = ConfigDict(extra="forbid")
 
 
-class FlushParamsIn(Strict):
-    """How long to wait for idle, what to do meanwhile, and whether device memory is given back."""
-
-    timeout_s: Annotated[float, Field(strict=True, ge=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)] = (
-        60.0
-    )
-    mode: ModeWord = "wait"
-    empty_cache: Annotated[bool, Field(strict=True)] = True
-
-
-class JobIn(Strict):
-    """A job to do."""
+class JobBase(Strict):
+    """A job to do, whatever its kind."""
 
     engine: Annotated[
         str, StringConstraints(strict=True, min_length=1, max_length=63, pattern=r"^[^\x00]*$")
     ]
-    kind: Literal["flush_cache"]
-    params: FlushParamsIn = FlushParamsIn()
     reason: Text = ""
     on_conflict: Literal["refuse", "queue"] = "refuse"
+    params: JobParams
+
+
+def _job_schema(kind: JobKind, params: type[JobParams]) -> Any:
+    """The body of one kind. `params` may be left out where nothing in them is required."""
+    needed = any(field.is_required() for field in params.model_fields.values())
+    needed = needed or kind == JobKind.ABORT_REQUESTS
+    name = f"{params.__name__.removesuffix('Params')}JobIn"
+    return create_model(
+        name,
+        __base__=JobBase,
+        __doc__=f"{kind.label}.",
+        kind=(Literal[str(kind)], ...),
+        params=(params, ...) if needed else (params, params()),
+    )
+
+
+JOB_SCHEMAS = [_job_schema(kind, params) for kind, params in PARAMS.items()]
+
+
+_AnyJob: Any = functools.reduce(operator.or_, JOB_SCHEMAS)
+
+
+class JobIn(RootModel[Annotated[_AnyJob, Field(discriminator="kind")]]):
+    """A job to do: `kind` says which parameters it has."""
+
+
+class DryRunQuery(Strict):
+    """Whether only the plan is asked for."""
+
+    dry_run: bool = False
+
+
+class UploadIn(Strict):
+    """A file of weights that is about to be sent in pieces."""
+
+    name: Annotated[str, StringConstraints(strict=True, max_length=220, pattern=r"^[^\x00]*$")]
+    size_bytes: Annotated[int, Field(strict=True, ge=0)]
+    sha256: Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$")] | None = None
+
+
+class PieceQuery(Strict):
+    """Where a piece begins."""
+
+    offset: Annotated[int, Field(ge=0)]
+
+
+class CheckpointQuery(Strict):
+    """Which folder to check; without it the roots and what is under them."""
+
+    path: Annotated[str, Field(max_length=4096)] = ""
 
 
 class CancelIn(Strict):

@@ -6,6 +6,7 @@ from django.db.models import Q
 
 from console.choices import (
     HOLDING_STATES,
+    SHARED_KINDS,
     JobKind,
     JobPhase,
     JobState,
@@ -51,10 +52,14 @@ class Job(models.Model):
     lease_until = models.DateTimeField(null=True, default=None)
     lease_owner = models.CharField(max_length=128, blank=True, default="")
     cancel_requested = models.BooleanField(default=False)
+    # Of the files that go along with it, before it is sent itself. NULL: none go, or not begun.
+    sent_bytes = models.BigIntegerField(null=True, default=None)
+    total_bytes = models.BigIntegerField(null=True, default=None)
 
     engine_epoch = models.CharField(max_length=128, blank=True, default="")
     engine_identity = models.CharField(max_length=128, blank=True, default="")
-    deadline_at = models.DateTimeField(null=True, default=None)  # none: if_idle, or blocked
+    # None: if_idle, blocked, or a weight update that is still being staged.
+    deadline_at = models.DateTimeField(null=True, default=None)
     dispatch_by = models.DateTimeField(null=True, default=None)  # not sent by then: expired
 
     created_at = models.DateTimeField()
@@ -76,7 +81,7 @@ class Job(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["engine"],
-                condition=Q(state__in=sorted(HOLDING_STATES)),
+                condition=Q(state__in=sorted(HOLDING_STATES)) & ~Q(kind__in=sorted(SHARED_KINDS)),
                 name="job_one_holder_an_engine",
             ),
             models.UniqueConstraint(
@@ -99,6 +104,9 @@ class JobRankResult(models.Model):
     state = models.CharField(max_length=16, choices=RankState)
     message = models.TextField(blank=True, default="")
     places = models.JSONField(null=True, default=None)
+    staging = models.JSONField(null=True, default=None)  # {what, done_bytes, total_bytes, …}
+    effect_s = models.FloatField(null=True, default=None)
+    interrupted = models.PositiveIntegerField(default=0)
 
     class Meta:
         ordering = ["dp_rank"]

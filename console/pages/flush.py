@@ -18,9 +18,10 @@ from console.clock import db_now
 from console.exceptions import ConsoleError, EngineNotFound, IdempotencyMismatch, Invalid
 from console.pages.shell import page, page_render, see_other
 from console.pages.words import nonzero, why_no_change
+from console.params import JobParams, params_of
 from console.requests import actor_of
 from console.selectors.engines import EngineView, engine_get, engine_list
-from console.services.jobs import FlushParams, job_create
+from console.services.jobs import job_create
 from console.services.reasons import reason_read
 from engine.protocol import MAX_TIMEOUT_S
 
@@ -72,7 +73,7 @@ class FlushForm:
             key=_key_read(data.get("key", "")),
         )
 
-    def check(self) -> FlushParams | None:
+    def check(self) -> JobParams | None:
         """The parameters, or None with `errors` set."""
         if self.mode not in Mode.values:
             self.errors["mode"] = f"Choose one of {', '.join(Mode.values)}."
@@ -89,9 +90,8 @@ class FlushForm:
         if self.errors or seconds is None:
             return None
         try:
-            return FlushParams(
-                timeout_s=seconds, mode=Mode(self.mode), empty_cache=self.empty_cache
-            )
+            values = {"timeout_s": seconds, "mode": self.mode, "empty_cache": self.empty_cache}
+            return params_of(JobKind.FLUSH_CACHE, values)
         except Invalid as error:
             self.errors["timeout_s"] = _sentence(error)
             return None
@@ -186,7 +186,6 @@ def flush(request: HttpRequest) -> HttpResponseBase:
     try:
         asked = job_create(
             engine_name=form.engine,
-            kind=JobKind.FLUSH_CACHE,
             params=params,
             reason=form.reason,
             on_conflict=OnConflict.REFUSE,

@@ -38,6 +38,9 @@ class Env:
     redis_url: str
     visibility_timeout_s: int
     static_root: Path | None
+    staging_allowance_s: int
+    upload_max_bytes: int
+    upload_keep_s: int
     log_level: str
 
 
@@ -140,5 +143,8 @@ def env_read(env: Mapping[str, str]) -> Env:
         redis_url=_url(env, "REDIS_URL", ("redis", "rediss", "unix"), "redis://127.0.0.1:6379/0"),
         visibility_timeout_s=_number(env, "QUIESCE_VISIBILITY_TIMEOUT_S", 3600, 1, 604_800),
         static_root=Path(static_root) if static_root else None,
+        staging_allowance_s=_number(env, "QUIESCE_STAGING_ALLOWANCE_S", 600, 1, 86_400),
+        upload_max_bytes=_number(env, "QUIESCE_UPLOAD_MAX_BYTES", 64 << 30, 1 << 20, 1 << 42),
+        upload_keep_s=_number(env, "QUIESCE_UPLOAD_KEEP_S", 7 * 86_400, 60, 365 * 86_400),
         log_level=level,
     )

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 
-from console.choices import HOLDING_STATES, OPEN_STATES, JobState
+from console.choices import HOLDING_STATES, OPEN_STATES, SHARED_KINDS, UNSENT_STATES, JobState
 from console.exceptions import Invalid, JobNotFound
 from console.models import Engine, Job
 from console.selectors.engines import engine_named
@@ -124,14 +124,21 @@ def jobs_open_count() -> int:
 
 def job_holder(*, engine: Engine) -> Job | None:
     """The job that a new one would have to wait for: the one at work, else the oldest open one."""
-    rows = Job.objects.select_related("engine").filter(engine=engine, state__in=OPEN_STATES)
+    rows = (
+        Job.objects.select_related("engine")
+        .filter(engine=engine, state__in=OPEN_STATES)
+        .exclude(kind__in=SHARED_KINDS)
+    )
     at_work = rows.filter(state__in=HOLDING_STATES).first()
     return at_work or rows.order_by("created_at", "id").first()
 
 
 def remaining_s(job: Job, now: datetime) -> float | None:
-    """Seconds until the job's deadline, or until it must have been sent; None while blocked."""
-    until = job.deadline_at or job.dispatch_by
+    """Seconds until the job's deadline, or until it must have been sent; None while not known.
+
+    That is: while blocked, and while the weights of an update are staged.
+    """
+    until = job.deadline_at or (job.dispatch_by if job.state in UNSENT_STATES else None)
     if until is None:
         return None
     return round(max(0.0, (until - now).total_seconds()), 1)

@@ -21,6 +21,7 @@ from console.choices import (
     HARSHER,
     TERMINAL_STATES,
     UNSENT_STATES,
+    WAITING_KINDS,
     AuditStage,
     JobPhase,
     JobState,
@@ -216,6 +217,8 @@ def job_extend(*, job_id: UUID, by_s: float, actor: Actor) -> Job:
         raise Invalid(f"by_s must be a finite number within ±{MAX_TIMEOUT_S:.0f}")
 
     def step(job: Job) -> Job | None:
+        if job.kind not in WAITING_KINDS:
+            raise Conflict(f"{job.kind} takes effect at once: it has no deadline to move")
         if job.mode == Mode.IF_IDLE:
             raise Conflict("a job with mode if_idle has no deadline to move")
         if job.state not in UNSENT_STATES:
@@ -241,6 +244,8 @@ def job_force(*, job_id: UUID, actor: Actor) -> Job:
 
     def step(job: Job) -> Job | None:
         harsher = HARSHER.get(Mode(job.mode))
+        if job.kind not in WAITING_KINDS:
+            raise Conflict(f"{job.kind} takes effect at once: it has no mode")
         if harsher is None:
             raise Conflict(f"mode {job.mode} has no harsher one")
         facts: dict[str, Fact] = {"mode": job.mode, "to": str(harsher)}
@@ -252,7 +257,9 @@ def job_force(*, job_id: UUID, actor: Actor) -> Job:
             timeout_s = 60.0
             fields["timeout_s"] = timeout_s
             if not job.blocked:
-                deadline_at, dispatch_by = deadlines(mode=harsher, timeout_s=timeout_s, since=now)
+                deadline_at, dispatch_by = deadlines(
+                    kind=job.kind, mode=harsher, timeout_s=timeout_s, since=now
+                )
                 fields |= {"deadline_at": deadline_at, "dispatch_by": dispatch_by}
         done = _unsent_update(job, "job.forced", actor, now, facts, fields)
         return job_get(job_id=job.pk) if done else None

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import F, Q
 
 from console.actors import Actor
-from console.choices import UNSENT_STATES, JobPhase, JobState, Mode
+from console.choices import UNSENT_STATES, WEIGHT_UPDATES, JobPhase, JobState, Mode
 from console.clock import db_now
 from console.models import Engine, Job
 from console.services.job_claims import LEASE_S
@@ -137,7 +137,8 @@ def job_progress(
         fields["phase"] = phase
     if job.mode != str(view.mode):
         fields["mode"] = Mode(str(view.mode))
-    if str(view.mode) != str(Mode.IF_IDLE):
+    is_staging = job.kind in WEIGHT_UPDATES and phase is JobPhase.PREPARING
+    if str(view.mode) != str(Mode.IF_IDLE) and not is_staging:
         deadline_at = now + timedelta(seconds=view.remaining_s)
         moved_s = abs((deadline_at - job.deadline_at).total_seconds()) if job.deadline_at else 1e9
         # At 0 the engine's "remaining" says only that the deadline has passed.
@@ -205,6 +206,59 @@ def job_refused(
         now=now or db_now(),
         fields={"reply": msgspec.to_builtins(failure), "error": error},
     )
+
+
+@transaction.atomic
+def job_unsendable(
+    *,
+    job_id: UUID,
+    attempt: int,
+    code: str,
+    message: str,
+    now: datetime | None = None,
+) -> Job | None:
+    """End a claimed job that cannot be sent: what was to go along is missing, or was refused."""
+    return job_move(
+        job_id=job_id,
+        frm={JobState.CLAIMED},
+        to=JobState.FAILED,
+        attempt=attempt,
+        actor=None,
+        process="worker",
+        now=now or db_now(),
+        fields={
+            "error": {"code": code, "message": f"{message}; nothing was submitted"},
+        },
+    )
+
+
+@transaction.atomic
+def job_feeding(
+    *,
+    job_id: UUID,
+    attempt: int,
+    owner: str,
+    sent_bytes: int,
+    total_bytes: int,
+    room_s: float,
+    now: datetime | None = None,
+) -> bool:
+    """Note how much of a job's files its engine has. False: the claim is lost.
+
+    The first note moves the time by which the job must be sent, once, by `room_s`: the engine is
+    there, and so many bytes take a while.
+    """
+    now = now or db_now()
+    rows = Job.objects.filter(pk=job_id, attempt=attempt, lease_owner=owner, state=JobState.CLAIMED)
+    fields: dict[str, object] = {"sent_bytes": sent_bytes, "total_bytes": total_bytes}
+    if rows.filter(sent_bytes=None).exists():
+        fields["dispatch_by"] = now + timedelta(seconds=room_s)
+    changed = rows.update(
+        **fields, phase=JobPhase.PREPARING, version=F("version") + 1, updated_at=now
+    )
+    if changed:
+        job_announce(Job(pk=job_id))
+    return bool(changed)
 
 
 @transaction.atomic

@@ -14,7 +14,7 @@ from django.db.models import F
 
 from console import dispatch
 from console.actors import Actor
-from console.choices import HOLDING_STATES, JobState
+from console.choices import HOLDING_STATES, SHARED_KINDS, JobState
 from console.clock import db_now
 from console.models import Job, Outbox
 from console.services.transitions import job_announce, job_let_next, job_move
@@ -86,14 +86,11 @@ def jobs_blocked_by_strangers() -> list[Job]:
     rows = Job.objects.select_related("engine").filter(state=JobState.ACCEPTED, blocked=True)
     for job in rows.order_by("created_at", "id"):
         found.setdefault(job.engine_id, job)
+    exclusive = Job.objects.filter(engine_id__in=list(found)).exclude(kind__in=SHARED_KINDS)
     held = set(
-        Job.objects.filter(engine_id__in=list(found), state__in=HOLDING_STATES).values_list(
-            "engine_id", flat=True
-        )
+        exclusive.filter(state__in=HOLDING_STATES).values_list("engine_id", flat=True)
     ) | set(
-        Job.objects.filter(
-            engine_id__in=list(found), state=JobState.ACCEPTED, blocked=False
-        ).values_list("engine_id", flat=True)
+        exclusive.filter(state=JobState.ACCEPTED, blocked=False).values_list("engine_id", flat=True)
     )
     return [job for engine_pk, job in found.items() if engine_pk not in held]
 

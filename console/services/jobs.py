@@ -7,15 +7,14 @@ Accepting needs the database only: no Redis, no engine. What happens to a job af
 from __future__ import annotations
 
 import hashlib
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 
 import rfc8785
 from django.db import IntegrityError, transaction
 
 from console.actors import Actor
-from console.choices import AuditStage, JobKind, JobPhase, JobState, Mode, OnConflict
+from console.choices import SHARED_KINDS, AuditStage, JobPhase, JobState, OnConflict
 from console.clock import db_now
 from console.exceptions import (
     EngineBusy,
@@ -24,36 +23,16 @@ from console.exceptions import (
     Invalid,
 )
 from console.models import Engine, Job
+from console.params import JobParams
 from console.selectors.engines import engine_named
 from console.selectors.jobs import job_holder, remaining_s
-from console.services.audit import Fact, audit_append, canonical
+from console.services.audit import audit_append, canonical
 from console.services.foreign import foreign_holder
 from console.services.reasons import reason_read
 from console.services.transitions import deadlines, job_announce, job_doorbell
-from engine.protocol import MAX_TIMEOUT_S
+from console.services.uploads import uploads_use
 
 MAX_KEY_CHARS = 200
-
-
-@dataclass(frozen=True)
-class FlushParams:
-    """What a flush is asked to do; checked when made."""
-
-    timeout_s: float = 60.0
-    mode: Mode = Mode.WAIT
-    empty_cache: bool = True
-
-    def __post_init__(self) -> None:
-        """Raises Invalid, naming the field and the bound."""
-        if not (math.isfinite(self.timeout_s) and 0 <= self.timeout_s <= MAX_TIMEOUT_S):
-            raise Invalid(f"timeout_s must be a finite number from 0 to {MAX_TIMEOUT_S:.0f}")
-        if self.timeout_s == 0 and self.mode not in (Mode.IF_IDLE, Mode.WAIT):
-            raise Invalid(f"timeout_s must be greater than 0 with mode {self.mode}")
-
-    @property
-    def mode_in_force(self) -> Mode:
-        """`wait` for no time at all is `if_idle`."""
-        return Mode.IF_IDLE if self.timeout_s == 0 else self.mode
 
 
 @dataclass(frozen=True)
@@ -64,14 +43,12 @@ class JobAsked:
     is_new: bool
 
 
-def _body_hash(
-    engine_name: str, kind: JobKind, params: FlushParams, reason: str, on_conflict: OnConflict
-) -> str:
+def _body_hash(engine_name: str, params: JobParams, reason: str, on_conflict: OnConflict) -> str:
     body = canonical(
         {
             "engine": engine_name,
-            "kind": str(kind),
-            "params": {**asdict(params), "timeout_s": float(params.timeout_s)},
+            "kind": str(params.kind),
+            "params": params.stored(),
             "reason": reason,
             "on_conflict": str(on_conflict),
         }
@@ -105,8 +82,7 @@ def _refuse(engine_name: str, holder: Job, now: datetime) -> EngineBusy:
 def job_create(
     *,
     engine_name: str,
-    kind: JobKind,
-    params: FlushParams,
+    params: JobParams,
     reason: str,
     on_conflict: OnConflict,
     actor: Actor,
@@ -116,19 +92,20 @@ def job_create(
 ) -> JobAsked:
     """Accept a job, or return the one that the same key made.
 
-    Raises EngineNotFound, EngineDisabled, EngineBusy (409, names the holder), IdempotencyMismatch,
-    Invalid.
+    What kind of job is said by the class of `params`. Raises EngineNotFound, EngineDisabled,
+    EngineBusy (409, names the holder), IdempotencyMismatch, Invalid.
     """
     reason = reason_read(reason)
     if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_CHARS:
         raise Invalid(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters")
-    body_hash = _body_hash(engine_name, kind, params, reason, on_conflict)
+    body_hash = _body_hash(engine_name, params, reason, on_conflict)
     if replayed := _replayed(actor, idempotency_key, body_hash):
         return replayed
     engine = engine_named(engine_name)
     if not engine.enabled:
         raise EngineDisabled(f"engine {engine_name} is disabled")
-    if on_conflict == OnConflict.REFUSE:
+    is_exclusive = params.kind not in SHARED_KINDS
+    if is_exclusive and on_conflict == OnConflict.REFUSE:
         # Asks the engine, so before the transaction; what comes in between, the engine refuses.
         stranger = foreign_holder(engine=engine)
         if stranger is not None:
@@ -142,13 +119,12 @@ def job_create(
             if replayed := _replayed(actor, idempotency_key, body_hash):
                 return replayed
             asked_at = now or db_now()
-            holder = job_holder(engine=engine)
+            holder = job_holder(engine=engine) if is_exclusive else None
             if holder is not None and on_conflict == OnConflict.REFUSE:
                 raise _refuse(engine_name, holder, asked_at)
             return JobAsked(
                 job=_insert(
                     engine,
-                    kind,
                     params,
                     reason,
                     on_conflict,
@@ -170,8 +146,7 @@ def job_create(
 
 def _insert(
     engine: Engine,
-    kind: JobKind,
-    params: FlushParams,
+    params: JobParams,
     reason: str,
     on_conflict: OnConflict,
     actor: Actor,
@@ -181,18 +156,13 @@ def _insert(
     process: str,
     now: datetime,
 ) -> Job:
-    mode = params.mode_in_force
-    timeout_s = 0.0 if mode == Mode.IF_IDLE else float(params.timeout_s)
-    deadline_at, dispatch_by = deadlines(mode=mode, timeout_s=timeout_s, since=now)
-    asked: dict[str, Fact] = {
-        "timeout_s": float(params.timeout_s),
-        "mode": str(params.mode),
-        "empty_cache": params.empty_cache,
-    }
+    kind, mode, timeout_s = params.kind, params.mode_in_force, params.timeout_in_force_s
+    deadline_at, dispatch_by = deadlines(kind=kind, mode=mode, timeout_s=timeout_s, since=now)
+    uploads_use(params=params, now=now)
     job = Job.objects.create(
         engine=engine,
         kind=kind,
-        params=asked,
+        params=params.stored(),
         mode=mode,
         timeout_s=timeout_s,
         on_conflict=on_conflict,
@@ -227,7 +197,7 @@ def _insert(
         job_id=job.pk,
         facts={
             "object": f"{kind} on {engine.name}",
-            "params": asked,
+            "params": params.audited(),
             "on_conflict": str(on_conflict),
             "reason": reason,
             "idempotency_key": idempotency_key,

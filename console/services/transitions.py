@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any  # Django's update() takes values of any field
 from uuid import UUID
 
+import msgspec
 from django.db import connection, transaction
 from django.db.models import F, Q
 
@@ -19,8 +20,10 @@ from console import dispatch, notify
 from console.actors import Actor
 from console.choices import (
     OPEN_STATES,
+    SHARED_KINDS,
     TERMINAL_STATES,
     TRANSITIONS,
+    WEIGHT_UPDATES,
     AuditStage,
     JobPhase,
     JobState,
@@ -31,7 +34,9 @@ from console.models import Job, JobRankResult, Outbox
 from console.services.audit import Fact, audit_append
 from engine.protocol import RankResult
 
-DISPATCH_WINDOW_S = 30.0  # an if_idle job that no worker sent by then expires
+# A job whose deadline begins later than its sending (or that has none) expires when no worker sent
+# it by then.
+DISPATCH_WINDOW_S = 30.0
 
 
 def job_actor(job: Job) -> Actor:
@@ -45,10 +50,17 @@ def job_actor(job: Job) -> Actor:
     )
 
 
-def deadlines(*, mode: str, timeout_s: float, since: datetime) -> tuple[datetime | None, datetime]:
-    """(deadline_at, dispatch_by) of a job that may run from `since` on."""
+def deadlines(
+    *, kind: str, mode: str, timeout_s: float, since: datetime
+) -> tuple[datetime | None, datetime]:
+    """(deadline_at, dispatch_by) of a job that may run from `since` on.
+
+    A weight update's deadline begins when it is staged, so nobody knows it yet.
+    """
     if mode == Mode.IF_IDLE:
         return None, since + timedelta(seconds=DISPATCH_WINDOW_S)
+    if kind in WEIGHT_UPDATES:
+        return None, since + timedelta(seconds=max(timeout_s, DISPATCH_WINDOW_S))
     deadline = since + timedelta(seconds=timeout_s)
     return deadline, deadline
 
@@ -64,20 +76,53 @@ def ranks_write(job: Job, ranks: Iterable[RankResult]) -> bool:
             else {name: getattr(rank.places, name) for name in rank.places.__struct_fields__}
         )
         row = known.get(rank.dp_rank) or JobRankResult(job=job, dp_rank=rank.dp_rank)
-        news = (str(rank.state), rank.message, places)
-        if row.pk is None or (row.state, row.message, row.places) != news:
-            row.state, row.message, row.places = news
+        staging = None if rank.staging is None else msgspec.structs.asdict(rank.staging)
+        # What it staged stays known when the end names only how it ended.
+        staging = staging or row.staging
+        effect_s = rank.effect_s if rank.effect_s is not None else row.effect_s
+        news = (str(rank.state), rank.message, places, staging, effect_s, rank.interrupted)
+        was = (row.state, row.message, row.places, row.staging, row.effect_s, row.interrupted)
+        if row.pk is None or was != news:
+            row.state, row.message, row.places, row.staging, row.effect_s, row.interrupted = news
             row.save()
             changed = True
     return changed
 
 
+def _weights_fact(view: object) -> dict[str, Fact] | None:
+    """Which weights a stored view names; None for none."""
+    if not isinstance(view, dict):
+        return None
+    return {name: str(view.get(name, "")) for name in ("version", "checksum", "source", "label")}
+
+
 def rank_facts(job: Job) -> list[Fact]:
-    """What the audit keeps of each rank."""
-    return [
-        {"dp_rank": row.dp_rank, "state": row.state, "message": row.message}
-        for row in JobRankResult.objects.filter(job=job)
-    ]
+    """What the audit keeps of each rank; of weights, what it served before and what it does now.
+
+    What a rank serves that neither succeeded nor stayed as it was is not known: null.
+    """
+    reply = job.reply if isinstance(job.reply, dict) else {}
+    before, after = _weights_fact(reply.get("weights_before")), _weights_fact(reply.get("weights"))
+    facts: list[Fact] = []
+    for row in JobRankResult.objects.filter(job=job):
+        fact: dict[str, Fact] = {
+            "dp_rank": row.dp_rank,
+            "state": row.state,
+            "message": row.message,
+        }
+        if row.interrupted:
+            fact["interrupted"] = row.interrupted
+        if before is not None or after is not None:
+            served = {"succeeded": after, "failed": before, "compensated": before}
+            fact |= {"weights_before": before, "weights_after": served.get(row.state)}
+            if job.state in _ALL_OLD:
+                fact["weights_after"] = before
+        facts.append(fact)
+    return facts
+
+
+# In these every rank serves what it served before.
+_ALL_OLD = frozenset({JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED})
 
 
 def job_doorbell(job: Job, now: datetime) -> None:
@@ -163,7 +208,9 @@ def job_move(
 
 def job_let_next(*, engine_pk: int, now: datetime) -> Job | None:
     """Let the oldest job that waits for another one go, if no open job is ahead of it."""
-    open_jobs = Job.objects.filter(engine_id=engine_pk, state__in=OPEN_STATES)
+    open_jobs = Job.objects.filter(engine_id=engine_pk, state__in=OPEN_STATES).exclude(
+        kind__in=SHARED_KINDS
+    )
     if open_jobs.filter(blocked=False).exists():
         return None
     job = open_jobs.filter(blocked=True).order_by("created_at", "id").first()
@@ -175,7 +222,9 @@ def job_unblock(*, job_id: UUID, now: datetime) -> Job | None:
     job = Job.objects.select_related("engine").filter(pk=job_id).first()
     if job is None:
         return None
-    deadline_at, dispatch_by = deadlines(mode=job.mode, timeout_s=job.timeout_s, since=now)
+    deadline_at, dispatch_by = deadlines(
+        kind=job.kind, mode=job.mode, timeout_s=job.timeout_s, since=now
+    )
     moved = Job.objects.filter(pk=job_id, state=JobState.ACCEPTED, blocked=True).update(
         blocked=False,
         blocked_by="",

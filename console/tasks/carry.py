@@ -10,12 +10,15 @@ import time
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
 import structlog
+from django.conf import settings
 
-from console.choices import JobState, OnConflict
+from console.choices import SHARED_KINDS, WEIGHT_UPDATES, JobState, OnConflict
 from console.clock import db_now
 from console.gateways import Conversation, EngineSilent, Greeting, gateway_for
 from console.models import Job
+from console.params import JobParams, TensorParams, params_from
 from console.services.foreign import is_own
 from console.services.job_claims import job_adopt, job_claim, job_handover, job_release
 from console.services.job_run import (
@@ -27,12 +30,13 @@ from console.services.job_run import (
     job_reconcile,
     job_refused,
 )
+from console.services.transitions import DISPATCH_WINDOW_S
+from console.tasks.feed import feed
 from console.tasks.lease import Lease
 from console.tasks.saving import saved
 from engine.protocol import (
     Answer,
     Failure,
-    FlushCache,
     ListOperations,
     Mode,
     OperationList,
@@ -55,6 +59,7 @@ GREET_HOLD_S = 8.0  # then the claim is given back, so that dead engines do not 
 SEND_S = 1.0
 PROBE_S = 1.0  # of silence, then the engine is asked whether it still has the operation
 SILENT_S = 3.0  # then it is not known what became of the job
+STAGING_EVERY_S = 0.4  # bytes alone are written no oftener
 FOLLOW_LIMIT_S = 600.0  # then another task takes over: a task must end before its redelivery
 
 
@@ -81,13 +86,23 @@ class _Carrier:
         self.owner = owner
         self.lease = lease
         self.log = log.bind(job_id=str(job.pk), engine=job.engine.name, attempt=job.attempt)
+        self.params: JobParams = params_from(job.kind, job.params)
         self._seen: object = None
+        self._bytes_done: list[int] = []
+        self._staging_at = 0.0
 
     def carry(self) -> None:
         with gateway_for(self.job.engine).converse(self.job.engine) as conversation:
             greeting = self._greet(conversation)
             if greeting is None or self._stranger_waits(conversation):
                 return
+            if isinstance(self.params, TensorParams):
+                if not feed(conversation, self.job, self.params, self.owner, self.lease):
+                    return
+                self.job.refresh_from_db(fields=["dispatch_by"])
+                greeting = self._greet(conversation)  # that took a while: its clock, its epoch
+                if greeting is None:
+                    return
             job = saved(
                 lambda: job_dispatched(
                     job_id=self.job.pk,
@@ -162,7 +177,7 @@ class _Carrier:
 
     def _stranger_waits(self, conversation: Conversation) -> bool:
         """For a job that may queue: give the claim back while a foreign operation is open."""
-        if self.job.on_conflict != OnConflict.QUEUE:
+        if self.job.on_conflict != OnConflict.QUEUE or self.job.kind in SHARED_KINDS:
             return False
         try:
             reply = conversation.call(ListOperations(limit=1), timeout_s=SEND_S)
@@ -184,21 +199,27 @@ class _Carrier:
     def _submit(self, greeting: Greeting, now: datetime) -> Submit:
         """The command, with what is left of the job's time on the engine's own clock."""
         job = self.job
-        assert job.dispatch_by is not None, job.pk
-        budget_s = (job.dispatch_by - now).total_seconds()
         spent_s = time.monotonic() - greeting.sent_at_s
         return Submit(
             op_id=str(job.pk),
             epoch=greeting.welcome.epoch,
-            operation=FlushCache(empty_cache=bool(job.params["empty_cache"])),
+            operation=self.params.operation(job_id=str(job.pk)),
             mode=Mode(job.mode),
             # As asked, so that the rank's side can be held against the request; what is left of
             # it is the next line's. The engine's deadline is the earlier of the two.
-            timeout_s=job.timeout_s if job.deadline_at else 0.0,
+            timeout_s=0.0 if job.mode == Mode.IF_IDLE else job.timeout_s,
             # Rates only: no two clocks are compared, and the error is on the early side.
-            start_by_clock_s=greeting.welcome.clock_s + budget_s - spent_s,
+            start_by_clock_s=greeting.welcome.clock_s + self._budget_s(now) - spent_s,
             requested_by=job.requested_by_name,
         )
+
+    def _budget_s(self, now: datetime) -> float:
+        """How long after now an effect may begin at the latest."""
+        job = self.job
+        if job.kind in WEIGHT_UPDATES:  # their deadline begins when they are staged
+            return float(settings.STAGING_ALLOWANCE_S) + max(job.timeout_s, DISPATCH_WINDOW_S)
+        assert job.dispatch_by is not None, job.pk
+        return (job.dispatch_by - now).total_seconds()
 
     def _follow(self, conversation: Conversation, request_id: str) -> None:
         started = heard = asked = time.monotonic()
@@ -258,9 +279,16 @@ class _Carrier:
 
     def _progress(self, view: OperationView) -> None:
         """Write what moved; an unchanged view costs no transaction."""
-        seen = (view.phase, view.mode, view.attempt, round(view.deadline_clock_s, 1), view.ranks)
-        if seen != self._seen:
-            self._seen = seen
+        parts = [msgspec.structs.replace(rank, staging=None) for rank in view.ranks]
+        steps = [rank.staging.what if rank.staging else "" for rank in view.ranks]
+        bytes_done = [rank.staging.done_bytes if rank.staging else 0 for rank in view.ranks]
+        seen = (
+            *(view.phase, view.mode, view.attempt),
+            *(round(view.deadline_clock_s, 1), parts, steps),
+        )
+        due = time.monotonic() - self._staging_at >= STAGING_EVERY_S
+        if seen != self._seen or (due and bytes_done != self._bytes_done):
+            self._seen, self._bytes_done, self._staging_at = seen, bytes_done, time.monotonic()
             saved(lambda: job_progress(job_id=self.job.pk, attempt=self.job.attempt, view=view))
 
     def _finish(self, result: OperationResult) -> None:

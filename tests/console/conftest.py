@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from console.actors import Actor
-from console.choices import JobKind, OnConflict, Via
+from console.choices import OnConflict, Via
+from console.params import FlushParams
 from console.services.engines import engine_register
-from console.services.jobs import FlushParams, job_create
+from console.services.jobs import job_create
 from console.services.users import user_create
 
 PASSWORD = "a-long-enough-password"
@@ -40,7 +41,6 @@ def ask(engine, ana):
     def do(*, on_conflict=OnConflict.REFUSE, key=None, actor=ana, now=None, **params):
         return job_create(
             engine_name=engine.name,
-            kind=JobKind.FLUSH_CACHE,
             params=FlushParams(**params),
             reason="test",
             on_conflict=on_conflict,

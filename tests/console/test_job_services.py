@@ -16,7 +16,6 @@ from console.choices import (
     TERMINAL_STATES,
     TRANSITIONS,
     AuditStage,
-    JobKind,
     JobState,
     Mode,
     OnConflict,
@@ -30,6 +29,7 @@ from console.exceptions import (
     JobFinished,
 )
 from console.models import AuditEntry, Job, Outbox
+from console.params import FlushParams, params_of
 from console.selectors.jobs import job_get
 from console.services.audit import audit_append
 from console.services.job_claims import (
@@ -42,7 +42,7 @@ from console.services.job_claims import (
 from console.services.job_control import job_cancel, job_extend, job_force
 from console.services.job_run import job_dispatched, job_expire, job_finish, job_reconcile
 from console.services.job_sweep import doorbells_ring, job_interrupted, job_never_ran, jobs_lapsed
-from console.services.jobs import FlushParams, job_create
+from console.services.jobs import job_create
 from engine.protocol import Mode as EngineMode
 from engine.protocol import (
     OperationKind,
@@ -114,20 +114,19 @@ def waiting_actor():
 @pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -1.0, 86_401.0])
 def test_a_bad_timeout_is_invalid(timeout_s):
     with pytest.raises(Invalid, match="timeout_s"):
-        FlushParams(timeout_s=timeout_s)
+        params_of("flush_cache", {"timeout_s": timeout_s})
 
 
 @pytest.mark.parametrize("mode", [Mode.DRAIN, Mode.RETRACT, Mode.ABORT])
 def test_timeout_0_with_a_mode_that_holds_requests_is_invalid(mode):
     with pytest.raises(Invalid, match="greater than 0"):
-        FlushParams(timeout_s=0, mode=mode)
+        params_of("flush_cache", {"timeout_s": 0, "mode": str(mode)})
 
 
 def test_an_unknown_engine_is_not_found(ana):
     with pytest.raises(EngineNotFound):
         job_create(
             engine_name="nowhere",
-            kind=JobKind.FLUSH_CACHE,
             params=FlushParams(),
             reason="",
             on_conflict=OnConflict.REFUSE,

@@ -32,11 +32,11 @@ from engine.protocol import (
     Force,
     Hello,
     KVUsage,
+    ListCheckpoints,
     ListOperations,
     Mode,
     OperationChanged,
     OperationEnded,
-    OperationKind,
     OperationList,
     OperationResult,
     OperationView,
@@ -55,14 +55,17 @@ from engine.protocol import (
     Request,
     Response,
     Snapshot,
+    Staging,
     StateAnswer,
     StateChanged,
     Submit,
+    Upload,
     Welcome,
     decode_request,
     encode_event,
     encode_response,
 )
+from tests.fakes.engine_weights import FakeWeights, is_weight_update
 
 TICK_MS = 10
 HEARTBEAT_S = 0.5
@@ -107,6 +110,8 @@ class _Pending:
     mode: Mode
     attempt: int = 1
     phase: Phase = Phase.WAITING_FOR_IDLE
+    staged_at: float | None = None
+    held_since: float | None = None
 
 
 class FakeEngine:
@@ -119,6 +124,8 @@ class FakeEngine:
         self.events_address = f"ipc://{folder}/{self.name}-e.sock"
         self.dp_size = dp_size
         self.journal = Journal()
+        self.weights = FakeWeights(dp_size)  # survives a restart, like the ranks' memory
+        self.held = 0  # requests that wait while an operation is pending
         self.received: list[Received] = []
         # scripts
         self.running = 0  # of every rank: 0 is idle
@@ -153,6 +160,7 @@ class FakeEngine:
         self._greeted: set[bytes] = set()
         self.pending: _Pending | None = None
         self._committing_until = 0.0
+        self._told_at = 0.0
         self._stop.clear()
         ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(ready,), daemon=True)
@@ -232,7 +240,12 @@ class FakeEngine:
                         self._take(identity, frame)
                 with self._lock:
                     self._advance()
-                    look = (self.running, self.pending.phase if self.pending else None)
+                    look = (
+                        self.running,
+                        self.pending.phase if self.pending else None,
+                        self.weights.version,
+                        self.weights.look(),
+                    )
                     if look != shown or self.clock_s - beat_at >= self.heartbeat_s:
                         shown, beat_at = look, self.clock_s
                         self._publish(StateChanged(state=self.state()))
@@ -295,6 +308,12 @@ class FakeEngine:
                 return EventList(events=events if complete else [], complete=complete)
             case Cancel(op_id=op_id) | Extend(op_id=op_id) | Force(op_id=op_id):
                 return self._steer(op_id, request.command)
+            case ListCheckpoints(path=path):
+                return self.weights.list_checkpoints(path)
+            case Upload() as piece:
+                return self.weights.take(piece) or self._failure(
+                    ErrorCode.INVALID_ARGUMENT, "no room for it"
+                )
         raise AssertionError(request)
 
     def _submit(self, identity: bytes, request_id: str, submit: Submit) -> object:
@@ -309,6 +328,12 @@ class FakeEngine:
         if self.clock_s > submit.start_by_clock_s:
             self.journal.sealed.add(submit.op_id)
             return self._failure(ErrorCode.TOO_LATE)
+        if not self.weights.is_exclusive(submit.operation):
+            return self._at_once(submit)
+        if self.weights.fenced and not self.weights.is_repair(submit.operation):
+            return self._failure(ErrorCode.RANK_NOT_READY, "rank 1 is fenced")
+        if (why := self.weights.refusal(submit.operation)) is not None:
+            return self._failure(ErrorCode.INVALID_ARGUMENT, why)
         if self.pending is not None:
             return self._failure(
                 ErrorCode.OPERATION_PENDING,
@@ -325,6 +350,11 @@ class FakeEngine:
             min(now + submit.timeout_s, submit.start_by_clock_s),
             submit.mode,
         )
+        if is_weight_update(submit.operation):
+            self.pending.phase = Phase.PREPARING
+            self.pending.deadline = now + self.weights.stage_s + submit.timeout_s
+            self._progress()
+            return None
         if submit.mode is Mode.IF_IDLE and self.running:
             self._end(Outcome.FAILED, f"not idle: {Places(running=self.running)}")
             return None
@@ -350,7 +380,7 @@ class FakeEngine:
         pending = self.pending
         if pending is None or pending.submit.op_id != op_id:
             return self._failure(ErrorCode.UNKNOWN_OPERATION)
-        if pending.phase is not Phase.WAITING_FOR_IDLE:
+        if pending.phase not in (Phase.WAITING_FOR_IDLE, Phase.PREPARING):
             return self._failure(ErrorCode.NOT_CANCELLABLE, "committing")
         if isinstance(command, Cancel):
             pending.phase = Phase.CANCELLING
@@ -375,15 +405,22 @@ class FakeEngine:
         if pending is None:
             return
         now = self.clock_s
-        if pending.phase is Phase.COMMITTING:
+        if pending.phase is Phase.PREPARING:
+            self._stage(pending, now)
+        elif pending.phase is Phase.COMMITTING:
             if now >= self._committing_until:
                 self.journal.effects.append(pending.submit.op_id)
                 bad = bool(self.fail_ranks)
+                self.weights.commit(pending.submit.operation, self.fail_ranks)
                 self._end(
                     Outcome.PARTIAL if bad else Outcome.SUCCEEDED,
-                    "some ranks failed" if bad else "flushed",
+                    "some ranks failed" if bad else self.weights.said(pending.submit.operation),
                 )
-        elif not self.running or pending.mode in (Mode.ABORT, Mode.RETRACT):
+        elif (
+            not self.running
+            or pending.mode in (Mode.ABORT, Mode.RETRACT)
+            or self.weights.is_at_once(pending.submit.operation)
+        ):
             pending.phase = Phase.COMMITTING
             self._committing_until = now + self.commit_s
             self._progress()
@@ -392,10 +429,54 @@ class FakeEngine:
                 Outcome.EXPIRED, f"Timed out waiting for idle: {Places(running=self.running)}"
             )
 
-    def _record(self, pending: _Pending, outcome: Outcome, message: str) -> OperationResult:
+    def _stage(self, pending: _Pending, now: float) -> None:
+        """Bytes go on; then the deadline begins, and idle is waited for."""
+        share = self.weights.staged_share(now - pending.started)
+        if share < 1.0:
+            if now - self._told_at > 0.1:
+                self._told_at = now
+                self._progress()
+            return
+        if self.weights.refuse_staging:
+            self._end(Outcome.FAILED, self.weights.refuse_staging)
+            return
+        pending.staged_at = now
+        pending.held_since = now if pending.mode not in (Mode.WAIT, Mode.IF_IDLE) else None
+        pending.deadline = now + pending.submit.timeout_s
+        pending.phase = Phase.WAITING_FOR_IDLE
+        if pending.mode is Mode.IF_IDLE and self.running:
+            self._end(Outcome.FAILED, f"not idle: {Places(running=self.running)}")
+            return
+        self._progress()
+
+    def _at_once(self, submit: Submit) -> object:
+        """Not exclusive: carried out beside whatever waits."""
+        now = self.clock_s
+        pending = _Pending(submit, b"", "", now, now, submit.mode)
+        ended = self.running
+        self.running = 0
+        self.journal.effects.append(submit.op_id)
+        result = self._record(
+            pending, Outcome.SUCCEEDED, f"aborted {ended * self.dp_size} requests", ended
+        )
+        return Answer(result=result)
+
+    def _record(
+        self, pending: _Pending, outcome: Outcome, message: str, interrupted: int = 0
+    ) -> OperationResult:
+        now = self.clock_s
+        facts: dict = {}
+        if is_weight_update(pending.submit.operation):
+            staged = pending.staged_at
+            facts = {
+                "weights": self.weights.served,
+                "weights_before": self.weights.before,
+                "pause_s": None if staged is None else now - staged,
+                "staged_s": None if staged is None else staged - pending.started,
+            }
         result = OperationResult(
             op_id=pending.submit.op_id,
-            kind=OperationKind.FLUSH_CACHE,
+            kind=pending.submit.operation.kind,
             mode=pending.mode,
             outcome=outcome,
             message=message,
@@ -411,12 +492,18 @@ class FakeEngine:
                     ),
                     message="ok" if outcome is Outcome.SUCCEEDED else message,
                     places=Places(running=self.running),
+                    interrupted=interrupted,
+                    staging=self._staging(pending),
+                    effect_s=0.02 if outcome is Outcome.SUCCEEDED and facts else None,
                 )
                 for rank in range(self.dp_size)
             ],
             started_clock_s=pending.started,
             finished_clock_s=self.clock_s,
             epoch=self.epoch,
+            held_requests=self.held,
+            interrupted=interrupted * self.dp_size,
+            **facts,
         )
         self.journal.finished[pending.submit.op_id] = result
         return result
@@ -436,7 +523,7 @@ class FakeEngine:
         assert pending is not None
         return OperationView(
             op_id=pending.submit.op_id,
-            kind=OperationKind.FLUSH_CACHE,
+            kind=pending.submit.operation.kind,
             mode=pending.mode,
             phase=pending.phase,
             attempt=pending.attempt,
@@ -444,7 +531,7 @@ class FakeEngine:
             started_clock_s=pending.started,
             deadline_clock_s=pending.deadline,
             remaining_s=max(0.0, pending.deadline - self.clock_s),
-            held_requests=0,
+            held_requests=self.held,
             awaited_ranks=list(range(self.dp_size)) if self.running else [],
             ranks=[
                 RankResult(
@@ -452,11 +539,18 @@ class FakeEngine:
                     state=RankState.WAITING if self.running else RankState.PARKED,
                     message=f"running={self.running}" if self.running else "",
                     places=Places(running=self.running),
+                    staging=self._staging(pending),
                 )
                 for rank in range(self.dp_size)
             ],
             requested_by=pending.submit.requested_by,
+            held_since_clock_s=pending.held_since,
         )
+
+    def _staging(self, pending: _Pending) -> Staging | None:
+        if not is_weight_update(pending.submit.operation):
+            return None
+        return self.weights.staging(self.clock_s - pending.started, pending.staged_at is not None)
 
     def state(self) -> EngineState:
         return EngineState(
@@ -472,10 +566,13 @@ class FakeEngine:
                     dp_rank=rank,
                     incarnation=1,
                     online=True,
-                    proven=True,
+                    proven=rank not in self.weights.fenced,
                     idle=not self.running,
                     places=Places(running=self.running),
-                    weight_version="v1",
+                    weight_version=self.weights.ranks[rank].version,
+                    weight_checksum=self.weights.ranks[rank].checksum,
+                    condition="fenced" if rank in self.weights.fenced else "",
+                    prefill_tokens_per_s=self.weights.prefill_tokens_per_s,
                     storage_backend=None,
                     kv=KVUsage(
                         total_pages=100,
@@ -494,8 +591,13 @@ class FakeEngine:
                 for rank in range(self.dp_size)
             ],
             pending_operation=self.view() if self.pending else None,
-            held_requests=0,
+            held_requests=self.held,
             http_address="127.0.0.1:30000",
+            weights=self.weights.served,
+            weights_roots=self.weights.roots,
+            paused=self.weights.paused,
+            released=list(self.weights.released),
+            needs_weights=self.weights.needs_weights,
         )
 
     def _publish(self, body: StateChanged | OperationChanged | OperationEnded) -> None:

@@ -1,0 +1,42 @@
+"""What each kind of job is asked to do: one schema a kind, for API, forms and worker."""
+
+from console.params.base import JobParams, WaitingParams
+from console.params.control import (
+    AbortParams,
+    ContinueParams,
+    FlushParams,
+    PauseParams,
+    ReleaseParams,
+    RepairParams,
+    ResumeParams,
+)
+from console.params.registry import PARAMS, params_from, params_of
+from console.params.weights import (
+    DiskParams,
+    DistributedParams,
+    TensorParams,
+    TrainerGroupIn,
+    VersionParams,
+    WeightParams,
+)
+
+__all__ = [
+    "PARAMS",
+    "AbortParams",
+    "ContinueParams",
+    "DiskParams",
+    "DistributedParams",
+    "FlushParams",
+    "JobParams",
+    "PauseParams",
+    "ReleaseParams",
+    "RepairParams",
+    "ResumeParams",
+    "TensorParams",
+    "TrainerGroupIn",
+    "VersionParams",
+    "WaitingParams",
+    "WeightParams",
+    "params_from",
+    "params_of",
+]
