@@ -6,11 +6,8 @@ model runs; `launch` calls it once, before the engine's processes start.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from safetensors.torch import save_file
 
 from engine.models.errors import ModelFileError, UnsupportedModelError
 from engine.models.gguf_tokenizer import Metadata, build_tokenizer, tokenizer_config
+from engine.models.whole_folder import new_folder, sole_maker
 
 Progress = Callable[[str, float], None]
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
@@ -68,26 +66,18 @@ def convert(gguf_path: Path, out_dir: Path, progress: Progress) -> None:
     once. `progress` gets a phrase and the fraction done. Raises ModelFileError for a file that is
     not GGUF or a folder that is something else, UnsupportedModelError for another kind of model.
     """
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    with (out_dir.parent / f".{out_dir.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for leftover in out_dir.parent.glob(f".{out_dir.name}.*.tmp"):
-            shutil.rmtree(leftover)
+    with sole_maker(out_dir):
         if out_dir.exists():
             missing = [name for name in FILES if not (out_dir / name).is_file()]
             if missing:
                 raise ModelFileError(out_dir, f"exists but is no converted model: no {missing[0]}")
             progress("converted already", 1.0)
             return
-        temporary = out_dir.parent / f".{out_dir.name}.{os.getpid()}.tmp"
-        temporary.mkdir()
-        try:
-            _write_folder(gguf_path, temporary, progress)
-            temporary.rename(out_dir)
-        except KeyError as error:
-            raise ModelFileError(gguf_path, f"lacks the metadata {error}") from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with new_folder(out_dir) as folder:
+            try:
+                _write_folder(gguf_path, folder, progress)
+            except KeyError as error:
+                raise ModelFileError(gguf_path, f"lacks the metadata {error}") from error
     progress("converted", 1.0)
 
 
@@ -111,9 +101,6 @@ def _write_folder(gguf_path: Path, folder: Path, progress: Progress) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", tokenizer_config(metadata, config))
     _write_notices(folder, metadata, gguf_path.name)
-    for name in FILES:  # a power cut must not leave a whole-looking folder of empty files
-        with (folder / name).open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def _open(path: Path) -> GGUFReader:
