@@ -17,6 +17,7 @@ from api.problems import problem, problem_of
 from api.routers.audit import router as audit_router
 from api.routers.engines import router as engines_router
 from api.routers.jobs import router as jobs_router
+from api.routers.uploads import router as uploads_router
 from console.choices import JobKind
 from console.exceptions import BodyTooLarge, ConsoleError
 
@@ -37,6 +38,7 @@ api = NinjaAPI(
 )
 api.add_router("/engines", engines_router)
 api.add_router("/jobs", jobs_router)
+api.add_router("/uploads", uploads_router)
 api.add_router("/audit", audit_router)
 
 

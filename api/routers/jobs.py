@@ -13,19 +13,22 @@ from api.auth import actor
 from api.query import only_query
 from api.schemas.inputs import (
     CancelIn,
+    DryRunQuery,
     ExtendIn,
     ForceIn,
     JobIn,
     JobQuery,
     WaitQuery,
 )
-from api.schemas.outputs import JobOut, JobPage, Problem
+from api.schemas.outputs import JobOut, JobPage, PlanOut, Problem
 from console.choices import OnConflict
 from console.exceptions import Invalid
 from console.selectors.jobs import job_get, job_list, job_version
-from console.selectors.payloads import is_final, job_payload
+from console.selectors.payloads import is_final, job_payload, plan_payload
+from console.selectors.plans import job_plan
 from console.services.job_control import job_cancel, job_extend, job_force
 from console.services.jobs import job_create
+from console.services.reasons import reason_read
 
 router = Router(tags=["jobs"])
 
@@ -44,14 +47,27 @@ def _idempotency_key(request: HttpRequest) -> str | None:
 
 @router.post(
     "",
-    response={202: JobOut, 200: JobOut, **_BODY_PROBLEMS},
+    response={202: JobOut, 200: JobOut | PlanOut, **_BODY_PROBLEMS},
     url_name="jobs",
-    summary="Ask for a job",
+    summary="Ask for a job, or only for its plan",
 )
-@only_query()
-def create(request: HttpRequest, response: HttpResponse, body: JobIn) -> Status:
-    """Accept a job (202), or give the one that the same Idempotency-Key made (200)."""
+@only_query("dry_run")
+def create(
+    request: HttpRequest, response: HttpResponse, body: JobIn, query: Query[DryRunQuery]
+) -> Status:
+    """Accept a job (202), or give the one that the same Idempotency-Key made (200).
+
+    With `dry_run=true` nothing is created: the answer (200) is the plan.
+    """
     asked_for = body.root
+    if query.dry_run:
+        plan = job_plan(
+            engine_name=asked_for.engine,
+            params=asked_for.params,
+            on_conflict=OnConflict(asked_for.on_conflict),
+        )
+        reason_read(asked_for.reason)
+        return Status(200, plan_payload(plan))
     asked = job_create(
         engine_name=asked_for.engine,
         params=asked_for.params,

@@ -34,6 +34,34 @@ class KVOut(Schema):
     page_size_tokens: int
 
 
+class StagingOut(Schema):
+    """How far a rank is with weights beside those it serves; `what`: stage, verify or ready."""
+
+    what: str
+    done_bytes: int
+    total_bytes: int
+    elapsed_s: float
+
+
+class WeightsOut(Schema):
+    """One set of weights. `path` is the folder they can be loaded from again, empty for none."""
+
+    version: str
+    checksum: str
+    source: str
+    path: str
+    label: str
+    bytes: int
+    num_tensors: int
+
+
+class RootOut(Schema):
+    """A folder of the engine's host under which weights may be loaded."""
+
+    label: str
+    path: str
+
+
 class RankOut(Schema):
     """One DP rank, as last observed."""
 
@@ -42,6 +70,10 @@ class RankOut(Schema):
     idle: bool | None
     places: PlacesOut
     weight_version: str
+    weight_checksum: str
+    condition: str
+    note: str
+    staging: StagingOut | None
     storage_backend: str | None
     kv: KVOut | None
     proven: bool
@@ -49,6 +81,7 @@ class RankOut(Schema):
     waiting: int
     hit_rate: float | None
     decode_tokens_per_s: float
+    prefill_tokens_per_s: float | None
     violations: int
 
 
@@ -58,6 +91,14 @@ class RankPartOut(Schema):
     dp_rank: int
     state: str
     message: str
+
+
+class JobRankOut(RankPartOut):
+    """One rank's part in a job: what it staged, how long its commit took, whom it disturbed."""
+
+    staging: StagingOut | None
+    effect_s: float | None
+    interrupted: int
 
 
 class PendingRankOut(RankPartOut):
@@ -102,9 +143,116 @@ class EngineOut(Schema):
     engine_version: str | None
     http_address: str | None
     held_requests: int | None
+    weights: WeightsOut | None
+    weights_roots: list[RootOut]
+    paused: str | None
+    released: list[str]
+    needs_weights: bool | None
     note: str
     version: int
     links: dict[str, str]
+
+
+class CheckpointOut(Schema):
+    """A folder under a root. `problem` says why it cannot be loaded, as far as headers tell."""
+
+    root: str
+    name: str
+    path: str
+    bytes: int
+    num_files: int
+    num_tensors: int
+    problem: str
+
+
+class CheckpointsOut(Schema):
+    """What an engine could load from disk; for one path, just that folder."""
+
+    roots: list[RootOut]
+    checkpoints: list[CheckpointOut]
+
+
+class UploadOut(Schema):
+    """A file of weights; `sha256` is null until all of it has come. Go on from `offset`."""
+
+    id: str
+    name: str
+    size_bytes: int
+    offset: int
+    sha256: str | None
+    num_tensors: int
+    uploaded_by: str
+    created_at: str
+    used_at: str
+    piece_bytes: int
+    links: dict[str, str]
+
+
+class UploadPage(Schema):
+    """Whole files, newest first, then what you have begun to send."""
+
+    items: list[UploadOut]
+    next_cursor: str | None
+
+
+class SpanOut(Schema):
+    """From low to high; `count` earlier jobs were measured, 0 for an estimate."""
+
+    low: float
+    high: float
+    count: int
+
+
+class RefusalOut(Schema):
+    """Why the job would be refused, or would fail, as things are now."""
+
+    code: str
+    message: str
+    holder: str | None
+    remaining_s: float | None
+
+
+class RiskOut(Schema):
+    """Requests that notice: end early, run again from prefill, are waited for, are held."""
+
+    lost: int
+    restarted: int
+    finish_first: int
+    holds_new: bool
+
+
+class CacheOut(Schema):
+    """Cached tokens of one tier that would be of no use any more; null is not known."""
+
+    tier: str
+    tokens: int | None
+
+
+class PlanOut(Schema):
+    """What a job would do. It was not created. null: not known."""
+
+    dry_run: bool
+    engine: str
+    kind: str
+    params: dict[str, Any]
+    mode: str | None
+    as_of: str | None
+    would_be_accepted: bool
+    refusals: list[RefusalOut]
+    num_ranks: int
+    served: WeightsOut | None
+    cache_lost: list[CacheOut]
+    recompute_rank_s: SpanOut | None
+    running: int
+    waiting: int
+    at_risk: RiskOut
+    held: SpanOut | None
+    bytes_a_rank: int | None
+    staging_s: SpanOut | None
+    pause_s: SpanOut | None
+    checkpoint: CheckpointOut | None
+    can_be_undone: bool
+    undo: str
 
 
 class ErrorOut(Schema):
@@ -132,12 +280,14 @@ class JobOut(Schema):
     started_at: str | None
     finished_at: str | None
     deadline_at: str | None
-    ranks: list[RankPartOut]
+    ranks: list[JobRankOut]
     error: ErrorOut | None
     mode: str
     attempt: int
     blocked_by: str | None
     cancel_requested: bool
+    sent_bytes: int | None
+    total_bytes: int | None
     note: str
     reply: dict[str, Any] | None
     version: int
@@ -192,4 +342,5 @@ class Problem(Schema):
     request_id: str
     holder: str | None = Field(default=None, description="409: the job or operation in the way")
     remaining_s: float | None = Field(default=None, description="409: the holder's time left")
+    offset: int | None = Field(default=None, description="uploads: where to go on from")
     errors: list[dict[str, Any]] | None = Field(default=None, description="422: field by field")

@@ -29,7 +29,9 @@ register_all()
 
 application = ProtocolTypeRouter(
     {
-        "http": BodyLimit(django_app, settings.MAX_BODY_BYTES),
+        "http": BodyLimit(
+            django_app, settings.MAX_BODY_BYTES, {"/api/v1/uploads/": settings.PIECE_BYTES}
+        ),
         "websocket": SameOrigin(
             AuthMiddlewareStack(
                 URLRouter([path("ws/live/", LiveConsumer.as_asgi()), re_path("", refuse)])

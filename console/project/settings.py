@@ -128,6 +128,7 @@ CONTENT_SECURITY_POLICY = {
 }
 MAX_BODY_BYTES = 1 << 20
 STAGING_ALLOWANCE_S = ENV.staging_allowance_s
+PIECE_BYTES = 8 << 20  # of an uploaded file; a whole one comes in many
 UPLOAD_MAX_BYTES = ENV.upload_max_bytes
 UPLOAD_KEEP_S = ENV.upload_keep_s
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES

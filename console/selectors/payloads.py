@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any  # JSON objects
 
 import msgspec
+from django.conf import settings
 
-from console.choices import JobState
-from console.models import AuditEntry, Job
+from console.choices import WEIGHT_UPDATES, JobState
+from console.models import AuditEntry, Job, Upload
 from console.selectors.audit import audit_body
 from console.selectors.engines import EngineView, PendingOperation
-from engine.protocol import PLACES, Places, RankView
+from console.selectors.history import Span
+from console.selectors.plans import Plan
+from console.selectors.uploads import upload_offset
+from engine.protocol import PLACES, CheckpointList, Places, RankView
 
 API = "/api/v1"
 
@@ -25,6 +30,10 @@ def when(moment: datetime | None) -> str | None:
 
 def _places(places: Places | None) -> dict[str, int] | None:
     return None if places is None else {name: getattr(places, name) for name in PLACES}
+
+
+def _struct(value: msgspec.Struct | None) -> dict[str, Any] | None:
+    return None if value is None else msgspec.to_builtins(value)
 
 
 def job_payload(job: Job) -> dict[str, Any]:
@@ -45,7 +54,14 @@ def job_payload(job: Job) -> dict[str, Any]:
         "finished_at": when(job.finished_at),
         "deadline_at": when(job.deadline_at),
         "ranks": [
-            {"dp_rank": rank.dp_rank, "state": rank.state, "message": rank.message}
+            {
+                "dp_rank": rank.dp_rank,
+                "state": rank.state,
+                "message": rank.message,
+                "staging": rank.staging,
+                "effect_s": rank.effect_s,
+                "interrupted": rank.interrupted,
+            }
             for rank in job.ranks.all()
         ],
         "error": job.error,
@@ -53,6 +69,8 @@ def job_payload(job: Job) -> dict[str, Any]:
         "attempt": job.attempt,
         "blocked_by": job.blocked_by or None,
         "cancel_requested": job.cancel_requested and job.finished_at is None,
+        "sent_bytes": job.sent_bytes,
+        "total_bytes": job.total_bytes,
         "note": job.note,
         "reply": job.reply,
         "version": job.version,
@@ -76,6 +94,10 @@ def _rank(rank: RankView, is_engine_online: bool) -> dict[str, Any]:
         "idle": rank.idle if is_online else None,  # what it was is in `places`, not what it is
         "places": _places(rank.places),
         "weight_version": rank.weight_version,
+        "weight_checksum": rank.weight_checksum,
+        "condition": rank.condition,
+        "note": rank.note,
+        "staging": _struct(rank.staging),
         "storage_backend": rank.storage_backend,
         "kv": None
         if rank.kv is None
@@ -85,6 +107,7 @@ def _rank(rank: RankView, is_engine_online: bool) -> dict[str, Any]:
         "waiting": rank.waiting,
         "hit_rate": rank.hit_rate,
         "decode_tokens_per_s": rank.decode_tokens_per_s,
+        "prefill_tokens_per_s": rank.prefill_tokens_per_s,
         "violations": rank.violations,
     }
 
@@ -137,9 +160,18 @@ def engine_payload(view: EngineView) -> dict[str, Any]:
         "engine_version": state.version if state else None,
         "http_address": state.http_address if state else None,
         "held_requests": state.held_requests if state else None,
+        "weights": _struct(state.weights) if state else None,
+        "weights_roots": [_struct(root) for root in state.weights_roots] if state else [],
+        "paused": str(state.paused) if state and state.paused else None,
+        "released": [str(tag) for tag in state.released] if state else [],
+        "needs_weights": state.needs_weights if state else None,
         "note": view.note if not view.online else "",
         "version": view.version,
-        "links": {"self": f"{API}/engines/{view.name}", "page": f"/engines/{view.name}"},
+        "links": {
+            "self": f"{API}/engines/{view.name}",
+            "page": f"/engines/{view.name}",
+            "checkpoints": f"{API}/engines/{view.name}/checkpoints",
+        },
     }
 
 
@@ -162,3 +194,68 @@ def audit_payload(entry: AuditEntry) -> dict[str, Any]:
 def is_final(job: Job) -> bool:
     """True when nothing about the job will change any more."""
     return job.finished_at is not None and job.state != JobState.RECONCILING
+
+
+def checkpoints_payload(found: CheckpointList) -> dict[str, Any]:
+    """The roots and folders as an engine told them."""
+    return {
+        "roots": [_struct(root) for root in found.roots],
+        "checkpoints": [_struct(one) for one in found.checkpoints],
+    }
+
+
+def upload_payload(upload: Upload) -> dict[str, Any]:
+    """One file, whole or on its way."""
+    return {
+        "id": str(upload.pk),
+        "name": upload.name,
+        "size_bytes": upload.size_bytes,
+        "offset": upload_offset(upload),
+        "sha256": upload.sha256,
+        "num_tensors": upload.num_tensors,
+        "uploaded_by": upload.uploaded_by_name,
+        "created_at": when(upload.created_at),
+        "used_at": when(upload.used_at),
+        "piece_bytes": settings.PIECE_BYTES,
+        "links": {"self": f"{API}/uploads/{upload.pk}"},
+    }
+
+
+def _span(span: Span | None) -> dict[str, Any] | None:
+    return None if span is None else asdict(span)
+
+
+def plan_payload(plan: Plan) -> dict[str, Any]:
+    """A plan, with null for what is not known."""
+    can_be_undone, undo = plan.undo
+    risk, history = plan.risk, plan.history
+    is_update = plan.kind in WEIGHT_UPDATES
+    return {
+        "dry_run": True,
+        "engine": plan.view.name,
+        "kind": str(plan.kind),
+        "params": plan.params.stored(),
+        "mode": plan.mode or None,
+        "as_of": when(plan.view.observed_at),
+        "would_be_accepted": not plan.refusals,
+        "refusals": [asdict(one) for one in plan.refusals],
+        "num_ranks": len(plan.view.ranks),
+        "served": asdict(plan.served) if plan.served else None,
+        "cache_lost": [{"tier": "l1", "tokens": plan.cached_tokens}] if plan.drops_cache else [],
+        "recompute_rank_s": _span(plan.recompute_s) if plan.drops_cache else None,
+        "running": plan.running,
+        "waiting": plan.waiting,
+        "at_risk": {
+            "lost": risk.lost,
+            "restarted": risk.restarted,
+            "finish_first": risk.finish_first,
+            "holds_new": risk.holds,
+        },
+        "held": _span(history.held),
+        "bytes_a_rank": plan.bytes_a_rank,
+        "staging_s": _span(history.staged_s) if is_update else None,
+        "pause_s": _span(history.pause_s),
+        "checkpoint": _struct(plan.checkpoint),
+        "can_be_undone": can_be_undone,
+        "undo": undo,
+    }

@@ -41,7 +41,6 @@ from console.services.audit import audit_append
 
 log = structlog.get_logger(__name__)
 
-PIECE_BYTES = 8 << 20
 COPY_BYTES = 1 << 20
 PART_KEEP_S = 24 * 3600
 _NAME = re.compile(r"^[0-9A-Za-z_][0-9A-Za-z_.-]{0,200}\.safetensors$")  # as the engine takes it
@@ -49,7 +48,7 @@ _SHA256 = re.compile(r"^[0-9a-f]{64}$")
 
 
 def _sizes_check(name: str, size_bytes: int) -> None:
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise Invalid("name must be letters, digits, _ . - and end in .safetensors")
     if not 8 <= size_bytes <= settings.UPLOAD_MAX_BYTES:
         raise Invalid(
@@ -80,7 +79,7 @@ def upload_begin(
     """Make room for a file; one whose `sha256` is here already is whole at once. Raises Invalid."""
     now = now or db_now()
     _sizes_check(name, size_bytes)
-    if sha256 and not _SHA256.match(sha256):
+    if sha256 and not _SHA256.fullmatch(sha256):
         raise Invalid("sha256 must be 64 hexadecimal digits")
     known = uploads_named([sha256]).get(sha256) if sha256 else None
     if known is not None and upload_path(sha256).is_file():
@@ -125,7 +124,7 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 def upload_append(
     *, upload_id: UUID, offset: int, body: BinaryIO, actor: Actor, now: datetime | None = None
 ) -> Upload:
-    """Write a piece of at most PIECE_BYTES; with the last one, check and keep the file.
+    """Write a piece of at most settings.PIECE_BYTES; with the last one, check and keep the file.
 
     Raises NotFound, Invalid (too much, or no safetensors: then it is gone), Conflict (facts:
     `offset`, where to go on), Unavailable (the disk).
@@ -138,7 +137,7 @@ def upload_append(
             have = file.seek(0, os.SEEK_END)
             if offset != have:
                 raise Conflict(f"{have} bytes have come; go on from there", facts={"offset": have})
-            _copy(body, file, min(PIECE_BYTES, upload.size_bytes - have))
+            _copy(body, file, min(settings.PIECE_BYTES, upload.size_bytes - have))
             if file.tell() < upload.size_bytes:
                 Upload.objects.filter(pk=upload.pk).update(used_at=now or db_now())
                 return upload
@@ -158,7 +157,8 @@ def _copy(body: BinaryIO, file: BinaryIO, room_bytes: int) -> None:
         if len(chunk) > left:
             file.truncate(start)
             raise Invalid(
-                f"a piece may have at most {PIECE_BYTES} bytes, and not pass the file's end"
+                f"a piece may have at most {settings.PIECE_BYTES} bytes, "
+                "and not pass the file's end"
             )
         file.write(chunk)
         left -= len(chunk)

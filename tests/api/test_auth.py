@@ -29,7 +29,7 @@ def operations():
         for path, view in router.path_operations.items():
             for operation in view.operations:
                 for method in operation.methods:
-                    full = re.sub(r"\{[a-z]*:job_id\}", JOB, f"/api/v1{prefix}{path}")
+                    full = re.sub(r"\{[a-z]*:(job|upload)_id\}", JOB, f"/api/v1{prefix}{path}")
                     yield method, full.replace("{name}", "local"), operation
 
 

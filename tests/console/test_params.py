@@ -1,0 +1,133 @@
+"""One schema a kind: what is asked is what is stored, and what the engine is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from console.choices import JobKind, Mode
+from console.exceptions import Invalid
+from console.params import PARAMS, params_from, params_of
+from engine.protocol import (
+    AbortRequests,
+    PauseMode,
+    UpdateWeightsFromDisk,
+    UpdateWeightsFromDistributed,
+    UpdateWeightsFromTensor,
+)
+
+GROUP = {"master_address": "127.0.0.1", "master_port": 29500, "world_size": 3}
+GOOD = {
+    "flush_cache": {},
+    "update_weights_from_disk": {"model_path": "/srv/models/v2"},
+    "update_weights_from_tensor": {"uploads": ["a" * 64]},
+    "update_weights_from_distributed": {"group": GROUP},
+    "update_weight_version": {"new_version": "v2"},
+    "pause_generation": {},
+    "continue_generation": {},
+    "abort_requests": {"abort_all": True},
+    "release_memory": {},
+    "resume_memory": {},
+    "repair": {},
+}
+SHA = "b" * 64
+
+
+@pytest.mark.parametrize("kind", JobKind.values)
+def test_what_is_stored_is_read_again_as_it_was(kind):
+    params = params_of(kind, GOOD[kind])
+    stored = json.loads(json.dumps(params.stored()))
+    assert params_from(kind, stored) == params
+    assert params.operation(job_id="j").kind == kind
+    assert PARAMS[JobKind(kind)] is type(params)
+
+
+@pytest.mark.parametrize("kind", JobKind.values)
+def test_an_unknown_field_is_refused_by_name(kind):
+    with pytest.raises(Invalid, match="is_async"):
+        params_of(kind, {**GOOD[kind], "is_async": False})
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        ("update_weights_from_disk", {"model_path": ""}, "model_path"),
+        ("update_weights_from_disk", {"model_path": "a\x00b"}, "model_path: must not hold a NUL"),
+        ("update_weights_from_disk", {"model_path": None}, "model_path"),
+        ("update_weights_from_disk", {"weight_version": ""}, "weight_version"),
+        ("update_weights_from_disk", {"weight_version": "a\nb"}, "weight_version"),
+        ("update_weights_from_disk", {"weight_version": "x" * 129}, "weight_version"),
+        ("update_weights_from_disk", {"expected_checksum": "xyz"}, "expected_checksum"),
+        ("update_weights_from_disk", {"flush_cache": 1}, "flush_cache"),
+        ("update_weights_from_disk", {"timeout_s": float("nan")}, "timeout_s"),
+        ("update_weights_from_disk", {"timeout_s": 0, "mode": "retract"}, "greater than 0"),
+        ("update_weights_from_tensor", {"uploads": []}, "uploads"),
+        ("update_weights_from_tensor", {"uploads": ["A" * 64]}, "uploads.0"),
+        ("update_weights_from_tensor", {"uploads": [SHA, SHA]}, "uploads: must name each file"),
+        (
+            "update_weights_from_distributed",
+            {"group": {**GROUP, "master_port": 0}},
+            "group.master_port",
+        ),
+        ("update_weights_from_distributed", {"group": {**GROUP, "world_size": 1}}, "world_size"),
+        ("update_weights_from_distributed", {"group": {**GROUP, "x": 1}}, "group.x"),
+        ("update_weights_from_distributed", {"names": ["w"]}, "as many: 1, 0, 0"),
+        ("update_weights_from_distributed", {"receive_timeout_s": 0}, "receive_timeout_s"),
+        ("update_weight_version", {"new_version": ""}, "new_version"),
+        ("update_weight_version", {"mode": "wait"}, "mode"),
+        ("pause_generation", {"pause_mode": "drain"}, "pause_mode"),
+        ("abort_requests", {"rid": "r", "abort_all": True}, "not both"),
+        ("abort_requests", {"rid": "", "abort_all": False}, "not both"),
+        ("release_memory", {"tags": ["kv_cache", "kv_cache"]}, "once"),
+        ("release_memory", {"tags": ["disk"]}, "tags.0"),
+    ],
+)
+def test_a_bad_field_is_named_by_its_path(kind, change, says):
+    with pytest.raises(Invalid) as refused:
+        params_of(kind, {**GOOD[kind], **change})
+    assert says in refused.value.message
+
+
+def test_the_engine_is_told_what_was_asked():
+    disk = params_of(
+        "update_weights_from_disk",
+        {"model_path": "/m/v2", "weight_version": "v2", "flush_cache": False},
+    ).operation(job_id="j")
+    assert disk == UpdateWeightsFromDisk(model_path="/m/v2", weight_version="v2", flush_cache=False)
+    files = params_of("update_weights_from_tensor", {"uploads": [SHA]}).operation(job_id="job-7")
+    assert files == UpdateWeightsFromTensor(upload_id="job-7")
+    trained = params_of("update_weights_from_distributed", {"group": GROUP}).operation(job_id="j")
+    assert isinstance(trained, UpdateWeightsFromDistributed)
+    assert (trained.group.master_port, trained.group.rank_offset, trained.names) == (29500, 1, [])
+    assert params_of("pause_generation", {}).operation(job_id="j").pause_mode is PauseMode.ABORT
+    one = params_of("abort_requests", {"rid": "r1"}).operation(job_id="j")
+    assert one == AbortRequests(rid="r1")
+
+
+def test_the_audit_keeps_a_digest_of_a_long_list():
+    names = [f"layer.{n}" for n in range(1000)]
+    params = params_of(
+        "update_weights_from_distributed",
+        {"group": GROUP, "names": names, "dtypes": ["bf16"] * 1000, "shapes": [[2, 2]] * 1000},
+    )
+    kept = params.audited()
+    assert kept["num_tensors"] == 1000
+    assert len(kept["tensors_sha256"]) == 64
+    assert "names" not in kept
+    assert params.stored()["names"] == names
+
+
+@given(st.sampled_from(["if_idle", "wait", "drain", "retract", "abort"]), st.floats(0, 86_400))
+def test_no_mode_holds_requests_for_no_time(mode, timeout_s):
+    try:
+        params = params_of(
+            "update_weights_from_disk", {"model_path": "/m", "mode": mode, "timeout_s": timeout_s}
+        )
+    except Invalid:
+        assert timeout_s == 0
+        return
+    if params.timeout_in_force_s == 0:
+        assert params.mode_in_force == Mode.IF_IDLE
