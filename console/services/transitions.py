@@ -113,10 +113,10 @@ def rank_facts(job: Job) -> list[Fact]:
         if row.interrupted:
             fact["interrupted"] = row.interrupted
         if before is not None or after is not None:
-            served = {"succeeded": after, "failed": before, "compensated": before}
-            fact |= {"weights_before": before, "weights_after": served.get(row.state)}
-            if job.state in _ALL_OLD:
-                fact["weights_after"] = before
+            old = before or (after if job.state in _ALL_OLD else None)
+            served = {"succeeded": after, "failed": old, "compensated": old}
+            now = old if job.state in _ALL_OLD else served.get(row.state)
+            fact |= {"weights_before": old, "weights_after": now}
         facts.append(fact)
     return facts
 

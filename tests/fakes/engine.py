@@ -310,10 +310,10 @@ class FakeEngine:
                 return self._steer(op_id, request.command)
             case ListCheckpoints(path=path):
                 return self.weights.list_checkpoints(path)
+            case Upload() if self.weights.refuse_upload:
+                return self._failure(ErrorCode.INVALID_ARGUMENT, "no room for it")
             case Upload() as piece:
-                return self.weights.take(piece) or self._failure(
-                    ErrorCode.INVALID_ARGUMENT, "no room for it"
-                )
+                return self.weights.take(piece)
         raise AssertionError(request)
 
     def _submit(self, identity: bytes, request_id: str, submit: Submit) -> object:

@@ -67,7 +67,7 @@ class FakeWeights:
     total_bytes: int = GB
     refuse_staging: str = ""  # a sentence: each rank refuses once it has staged
     refuse_upload: bool = False
-    lose_uploads_after: int | None = None  # bytes; then it says nothing more
+    hold_after_pieces: int | None = None  # then it hears pieces and says nothing
     is_silent_about_checkpoints: bool = False
     prefill_tokens_per_s: float | None = 1000.0
     served: WeightsView = field(default_factory=lambda: view_of("v1", WeightSource.START))
@@ -199,8 +199,8 @@ class FakeWeights:
         return CheckpointList(roots=self.roots, checkpoints=found)
 
     def take(self, piece: Upload) -> Uploaded | None:
-        """Keep a piece; None refuses it."""
-        if self.refuse_upload:
+        """Keep a piece, and say how much there is; None says nothing."""
+        if self.hold_after_pieces is not None and self.num_pieces >= self.hold_after_pieces:
             return None
         self.num_pieces += 1
         data = self.uploads.setdefault(piece.upload_id, {}).setdefault(piece.name, bytearray())

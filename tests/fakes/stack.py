@@ -214,11 +214,18 @@ class Stack:
     def engine(self, name: str) -> dict:
         return self.request("GET", f"/engines/{name}").json()
 
-    def ask(self, engine: FakeEngine, *, on_conflict: str = "refuse", **params) -> httpx.Response:
-        """POST a flush."""
+    def ask(
+        self,
+        engine: FakeEngine,
+        *,
+        kind: str = "flush_cache",
+        on_conflict: str = "refuse",
+        **params,
+    ) -> httpx.Response:
+        """POST a job, a flush if not told otherwise."""
         body = {
             "engine": engine.name,
-            "kind": "flush_cache",
+            "kind": kind,
             "params": params,
             "reason": "test",
             "on_conflict": on_conflict,
@@ -226,10 +233,26 @@ class Stack:
         return self.request("POST", "/jobs", json=body)
 
     def submit(self, engine: FakeEngine, **params) -> str:
-        """POST a flush that is accepted; its id."""
+        """POST a job that is accepted; its id."""
         response = self.ask(engine, **params)
         assert response.status_code == 202, response.text
         return response.json()["id"]
+
+    def upload(self, content: bytes, name: str = "w.safetensors") -> str:
+        """Send a file of weights; its SHA-256."""
+        begun = self.request("POST", "/uploads", json={"name": name, "size_bytes": len(content)})
+        assert begun.status_code in (200, 201), begun.text
+        path, piece = f"/uploads/{begun.json()['id']}", begun.json()["piece_bytes"]
+        answer = begun
+        for at in range(begun.json()["offset"], len(content), piece):
+            answer = self.request(
+                "PATCH",
+                f"{path}?offset={at}",
+                content=content[at : at + piece],
+                headers={"Content-Type": "application/octet-stream"},
+            )
+            assert answer.status_code == 200, answer.text
+        return answer.json()["sha256"]
 
     def job(self, job_id: str, wait_s: float = 0) -> dict:
         return self.request("GET", f"/jobs/{job_id}", params={"wait_s": wait_s}).json()
