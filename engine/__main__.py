@@ -1,6 +1,6 @@
-"""`python -m engine serve | frontend | rank | load | convert`: argv → typed settings → one process.
+"""`python -m engine serve | load | convert | demo-checkpoint`: argv → typed settings → one process.
 
-`serve` is for people; `frontend` and `rank` are what it starts.
+`serve` starts `frontend` and `rank`, which are not for people.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--log-level", default="INFO")
     convert = commands.add_parser("convert", help="make the packaged model a Hugging Face folder")
     convert.add_argument("--out", required=True)
+    demo = commands.add_parser(
+        "demo-checkpoint", help="fine-tune a model into a pirate: weights to try an update with"
+    )
+    demo.add_argument("--model", required=True, help="Hugging Face folder to start from")
+    demo.add_argument("--out", default="", help="new folder; default: MODEL-pirate, beside it")
+    demo.add_argument("--steps", type=int, default=40, help="of training (%(default)s)")
     load = commands.add_parser("load", help="steady traffic against a running engine")
     load.add_argument("--url", default="http://127.0.0.1:30000", help="the engine (%(default)s)")
     load.add_argument("--clients", type=int, default=4, help="at once (%(default)s)")
@@ -131,6 +137,10 @@ def main() -> int:
             )
         elif args.command == "convert":
             return _convert(Path(args.out))
+        elif args.command == "demo-checkpoint":
+            from engine.demo import command
+
+            return command.main(args.model, args.out, args.steps)
     except ConfigError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2

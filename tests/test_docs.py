@@ -59,7 +59,7 @@ def test_every_place_mode_and_outcome_is_explained() -> None:
     assert [str(word) for word in words if f"`{word}`" not in text] == []
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["load"], ["convert"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["load"], ["convert"], ["demo-checkpoint"]])
 def test_each_command_has_help(command: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "engine", *command, "--help"],

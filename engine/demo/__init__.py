@@ -1,0 +1,1 @@
+"""Makes a second, truly different checkpoint, so that people can try a weight update."""
