@@ -80,7 +80,11 @@ class EngineMirror:
             self.is_online(now_s),
             state.epoch,
             state.idle,
-            tuple((rank.online, rank.idle, rank.proven) for rank in state.ranks),
+            tuple(
+                (rank.online, rank.idle, rank.proven, rank.weight_version, rank.weight_checksum)
+                for rank in state.ranks
+            ),
+            (state.paused, tuple(state.released), state.needs_weights, state.weights),
             None
             if pending is None
             else (pending.op_id, pending.phase, pending.attempt, pending.mode),

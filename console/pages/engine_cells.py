@@ -13,8 +13,22 @@ from django.utils.safestring import SafeString, mark_safe
 
 from console.models import Job
 from console.pages import words
+from console.pages.kinds import kind_words
+from console.pages.weights_cells import rank_version
 from console.selectors.engines import EngineView
-from console.templatetags.q_tags import DASH, Cells, age, cellbar, places, ranks, short, state, tile
+from console.selectors.weights import Served, served_by
+from console.templatetags.q_tags import (
+    DASH,
+    Cells,
+    age,
+    cellbar,
+    icon,
+    places,
+    ranks,
+    short,
+    state,
+    tile,
+)
 from engine.protocol import KVUsage, RankView
 
 _NONE = mark_safe('<span class="faint">none</span>')
@@ -56,7 +70,7 @@ def rank_cells(view: EngineView, rank: RankView, now: datetime) -> Cells:
         f"{key}-kv": kv_cell(rank.kv) if known else DASH,
         f"{key}-hit": percent(rank.hit_rate) if known else DASH,
         f"{key}-tps": format_html("{}", f"{rank.decode_tokens_per_s:.0f}") if known else DASH,
-        f"{key}-w": format_html('<span class="mono nowrap">{}</span>', rank.weight_version),
+        f"{key}-w": rank_version(view, rank),
         f"{key}-age": age(reported, now),
     }
 
@@ -71,6 +85,32 @@ def _sum(view: EngineView) -> SafeString:
     if not view.online:
         return format_html("{}", head)
     return format_html("{}; {} running, {} waiting, {} held", head, running, waiting, held)
+
+
+def engine_state_words(view: EngineView) -> SafeString:
+    """Paused, released, without weights: what keeps an engine from serving, in a sentence."""
+    state_now = view.state
+    if state_now is None or not view.online:
+        return SafeString("")
+    said = []
+    if state_now.needs_weights:
+        said.append("its memory is back, its weights are not: nothing is served until an update")
+    if state_now.released:
+        said.append(f"it gave back {' and '.join(state_now.released)}: nothing is served")
+    if state_now.paused:
+        said.append(f"it is paused ({state_now.paused}): no rank steps, new requests are held")
+    fenced = [str(rank.dp_rank) for rank in view.ranks if rank.condition == "fenced"]
+    if fenced:
+        noun = "rank" if len(fenced) == 1 else "ranks"
+        said.append(f"{noun} {', '.join(fenced)} in quarantine: no requests until repaired")
+    if not said:
+        return SafeString("")
+    return format_html(
+        '<div class="next n-bad" data-key="{}">{}<p>{}.</p></div>',
+        "; ".join(said),
+        icon("lock"),
+        "; ".join(said).capitalize(),
+    )
 
 
 def _sub(view: EngineView) -> SafeString:
@@ -93,6 +133,7 @@ def engine_cells(view: EngineView, now: datetime) -> Cells:
         "eng-st": state(words.engine_word(view)),
         "eng-sub": _sub(view),
         "ranks-sum": _sum(view),
+        "eng-cond": engine_state_words(view),
         "why-flush": format_html("{}", words.why_no_change(view)),
         "why-try": format_html("{}", "" if view.online else words.why_no_change(view)),
     }
@@ -106,11 +147,12 @@ def _last_job(job: Job | None, now: datetime) -> SafeString:
         return mark_safe('<span class="faint">none yet</span>')
     word = words.job_word(job)
     return format_html(
-        '<a class="main fw-medium" href="{}"><span class="st">{}<span>Flush '
+        '<a class="main fw-medium" href="{}"><span class="st">{}<span>{} '
         '<span class="mono">{}</span></span></span></a>'
         '<span class="sub">{} · {}, {}</span>',
         reverse("job", args=[job.pk]),
         tile(word, word),
+        kind_words(job.kind).name,
         short(job.pk),
         word,
         job.requested_by_name,
@@ -118,11 +160,21 @@ def _last_job(job: Job | None, now: datetime) -> SafeString:
     )
 
 
+def _weights(view: EngineView) -> SafeString:
+    """Each version that a rank of the engine serves, with its checksum; the odd ones marked."""
+    seen: dict[Served, RankView] = {}
+    for rank in view.ranks:
+        seen.setdefault(served_by(rank), rank)
+    found = format_html_join(
+        " ", "<span>{}</span>", ((rank_version(view, r),) for r in seen.values())
+    )
+    return format_html('<span class="hs">{}</span>', found) if seen else DASH
+
+
 def fleet_row_cells(view: EngineView, job: Job | None, now: datetime) -> Cells:
     """One row of the fleet."""
     key = f"e-{view.name}"
     known = view.online and view.state is not None
-    weights = sorted({rank.weight_version for rank in view.ranks})
     kv = [rank.kv for rank in view.ranks if rank.kv is not None]
     total = sum(one.total_pages for one in kv)
     filled = sum(one.used_pages + one.evictable_pages for one in kv)
@@ -136,8 +188,7 @@ def fleet_row_cells(view: EngineView, job: Job | None, now: datetime) -> Cells:
         f"{key}-wait": format_html("{}", sum(r.waiting for r in view.ranks)) if known else DASH,
         f"{key}-kv": cellbar(100 * filled / total) if known and total else DASH,
         f"{key}-hit": percent(sum(hits) / len(hits) if hits else None) if known else DASH,
-        f"{key}-w": format_html_join(" ", '<span class="mono">{}</span>', ((w,) for w in weights))
-        or DASH,
+        f"{key}-w": _weights(view),
         f"{key}-age": age(words.heard_at(view), now),
         f"{key}-last": _last_job(job, now),
     }

@@ -7,7 +7,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
-from console.choices import JobState
+from console.choices import JobKind, JobState
 from console.clock import db_now
 from console.exceptions import NotFound
 from console.models import Job
@@ -15,6 +15,7 @@ from console.pages import words
 from console.pages.completion import MAX_NEW_TOKENS, MAX_PROMPT_CHARS
 from console.pages.engine_cells import engine_cells
 from console.pages.job_cells import job_list_cells
+from console.pages.kinds import kind_words
 from console.pages.pending import panel_of_engine, panel_render
 from console.pages.shell import page, page_render
 from console.selectors.engines import EngineView, engine_get
@@ -22,6 +23,15 @@ from console.selectors.jobs import job_get, job_list
 from console.templatetags.q_tags import Cells, at, icon, short
 
 RECENT_JOBS = 6
+# Those with a small form of their own: (kind, label, icon).
+OPERATIONS = [
+    (str(kind), kind_words(kind).name, kind_words(kind).icon)
+    for kind in (
+        *(JobKind.PAUSE_GENERATION, JobKind.CONTINUE_GENERATION, JobKind.ABORT_REQUESTS),
+        *(JobKind.RELEASE_MEMORY, JobKind.RESUME_MEMORY),
+        *(JobKind.REPAIR, JobKind.UPDATE_WEIGHT_VERSION),
+    )
+]
 
 
 def _pending_job(view: EngineView) -> Job | None:
@@ -96,6 +106,7 @@ def engine(request: HttpRequest, name: str) -> HttpResponse:
         context={
             "view": view,
             "cells": engine_page_cells(view),
+            "operations": OPERATIONS,
             "topics": f"engine:{view.name}",
             "max_new_tokens": MAX_NEW_TOKENS,
             "max_prompt_chars": MAX_PROMPT_CHARS,

@@ -8,12 +8,15 @@ from __future__ import annotations
 from uuid import UUID
 
 from console import fragments
+from console.clock import db_now
 from console.models import User
 from console.pages.engines import engine_page_cells
 from console.pages.fleet import fleet_cells
 from console.pages.job_cells import job_list_cells
 from console.pages.jobs import job_page_cells
 from console.pages.shell import nav_count
+from console.pages.weights import engine_weights_cells
+from console.pages.weights_cells import engine_matrix_cells, mixed_banner
 from console.selectors.engines import engine_get, engine_list
 from console.selectors.jobs import job_get, job_list, jobs_open_count
 from console.templatetags.q_tags import Cells
@@ -23,16 +26,23 @@ Fragments = list[tuple[str, str]]
 
 def _sent(cells: Cells) -> Fragments:
     return [(key, str(html)) for key, html in cells.items()] + [
-        ("nav-n", str(nav_count(jobs_open_count())))
+        ("nav-n", str(nav_count(jobs_open_count()))),
+        ("mixed", str(mixed_banner())),
     ]
 
 
 def _fleet(topic: str, user: User) -> Fragments:
-    return _sent(fleet_cells(engine_list()))
+    views = engine_list()
+    cells = fleet_cells(views)
+    for view in views:
+        cells |= engine_matrix_cells(view)
+    return _sent(cells)
 
 
 def _engine(topic: str, user: User) -> Fragments:
-    return _sent(engine_page_cells(engine_get(name=topic.partition(":")[2])))
+    view = engine_get(name=topic.partition(":")[2])
+    # On the weights page of an engine `-note` and such are its own; the rest has the same words.
+    return _sent({**engine_weights_cells(view, db_now()), **engine_page_cells(view)})
 
 
 def _job(topic: str, user: User) -> Fragments:

@@ -11,12 +11,16 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from console.choices import RankState
+from console.choices import WEIGHT_UPDATES, RankState
 from console.models import AuditEntry, Job, JobRankResult
 from console.pages import words
 from console.pages.audit_words import entry_sentence
-from console.pages.job_story import next_of, steps_of
+from console.pages.job_steps import steps_of
+from console.pages.job_story import next_of
+from console.pages.kinds import job_name, kind_words
 from console.pages.pending import panel_of_job, panel_render
+from console.pages.weights_panel import weights_panel_of, weights_panel_render
+from console.pages.weights_ranks import weight_rank_cells
 from console.templatetags.q_tags import DASH, Cells, at, duration, icon, places, ranks, state, tile
 
 
@@ -71,7 +75,10 @@ def _rank_cells(job: Job, row: JobRankResult) -> Cells:
         note = f"last heard: {last}" + (f", {row.message}" if row.message else "")
         why = DASH
     else:
-        note = row.message or ("flushed" if row.state == RankState.SUCCEEDED else "–")
+        done = kind_words(job.kind).done
+        note = row.message or (done if row.state == RankState.SUCCEEDED else "–")
+        if row.interrupted:
+            note = f"{note}; {row.interrupted} requests disturbed"
     return {
         f"sq-{row.dp_rank}": _square(job, row),
         f"{key}-st": state(words.part_word(job, row)),
@@ -143,10 +150,12 @@ def ranks_sum(job: Job, rows: list[JobRankResult]) -> SafeString:
 def rank_section(job: Job, rows: list[JobRankResult]) -> SafeString:
     """Grid and table; replaced as a whole only when the number of ranks changes."""
     cells: Cells = {}
+    is_update = job.kind in WEIGHT_UPDATES
     for row in rows:
-        cells |= _rank_cells(job, row)
+        cells |= weight_rank_cells(job, row) if is_update else _rank_cells(job, row)
     return render_to_string(
-        "components/job_ranks.html", {"rows": rows, "cells": cells, "dense": len(rows) > 16}
+        "components/weight_ranks.html" if is_update else "components/job_ranks.html",
+        {"rows": rows, "cells": cells, "dense": len(rows) > 16},
     )
 
 
@@ -154,10 +163,13 @@ def job_cells(job: Job, entries: list[AuditEntry], num_ranks: int, now: datetime
     """Everything on a job's page that changes while it is open."""
     rows = rank_rows(job, num_ranks)
     panel = panel_of_job(job, now)
+    weights_panel = weights_panel_of(job, now)
     following = next_of(job)
     cells: Cells = {
         "job-st": state(words.job_word(job), big=True),
-        "pending-slot": panel_render(panel),
+        "pending-slot": weights_panel_render(weights_panel)
+        if weights_panel is not None
+        else panel_render(panel),
         "job-ranks": rank_section(job, rows),
         "ranks-sum": ranks_sum(job, rows),
         "next": format_html(
@@ -177,15 +189,23 @@ def job_cells(job: Job, entries: list[AuditEntry], num_ranks: int, now: datetime
         **_score_cells(job, rows),
     }
     for row in rows:
-        cells |= _rank_cells(job, row)
-    if panel is not None:
+        is_update = job.kind in WEIGHT_UPDATES
+        cells |= weight_rank_cells(job, row) if is_update else _rank_cells(job, row)
+    if weights_panel is not None:
+        cells |= weights_panel.cells()
+    elif panel is not None:
         cells |= panel.cells()
     return cells
 
 
 def _deadline(job: Job) -> SafeString:
+    if job.deadline_at is None and job.mode == "if_idle":
+        return mark_safe("none: answered at once")
     if job.deadline_at is None:
-        return mark_safe("none: answered at once") if job.mode == "if_idle" else DASH
+        is_update = job.kind in WEIGHT_UPDATES
+        return (
+            format_html("{} s from the end of staging", f"{job.timeout_s:g}") if is_update else DASH
+        )
     asked_s = float(job.params.get("timeout_s", job.timeout_s))
     ends = "ended" if job.finished_at else "ends"
     return format_html("{} {} (asked: {} s)", ends, at(job.deadline_at), f"{asked_s:g}")
@@ -203,6 +223,7 @@ def job_row_cells(job: Job) -> Cells:
     key = f"job-{job.pk}"
     rows = list(job.ranks.all())
     return {
+        f"{key}-name": format_html("{}", job_name(job)),
         f"{key}-st": state(words.job_word(job)),
         f"{key}-ranks": ranks([words.part_word(job, row) for row in rows]) if rows else DASH,
         f"{key}-took": format_html("{}", took(job)),

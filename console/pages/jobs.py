@@ -11,11 +11,12 @@ from django.http.response import HttpResponseBase
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from console.choices import HARSHER, JobState, Mode, Via
+from console.choices import HARSHER, WAITING_KINDS, WEIGHT_UPDATES, JobState, Mode, Via
 from console.clock import db_now
 from console.exceptions import Conflict, ConsoleError, Invalid
 from console.models import Job
 from console.pages.job_cells import job_cells, job_list_cells, rank_rows
+from console.pages.kinds import asked_of, asked_version, job_title, kind_words
 from console.pages.pending import EXTEND_BY_S
 from console.pages.shell import page, page_render, see_other
 from console.requests import actor_of
@@ -80,10 +81,15 @@ def job(request: HttpRequest, job_id: UUID) -> HttpResponse:
         request,
         "job.html",
         nav="jobs",
-        title=f"Flush {found.engine.name}, job {short(found.pk)}",
+        title=f"{job_title(found)} {found.engine.name}, job {short(found.pk)}",
         context={
             "job": found,
             "short": short(found.pk),
+            "words": kind_words(found.kind),
+            "version": asked_version(found),
+            "waits": found.kind in WAITING_KINDS,
+            "is_weights": found.kind in WEIGHT_UPDATES,
+            "asked": asked_of(found),
             "cells": cells,
             "rows": rank_rows(found, 0),
             "score_ids": [f"sc-{n}" for n in range(8)],

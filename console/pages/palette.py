@@ -9,6 +9,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
+from console.pages.kinds import kind_words
 from console.pages.shell import page
 from console.pages.words import engine_word, job_word
 from console.selectors.engines import engine_list
@@ -36,7 +37,7 @@ def _all() -> list[Option]:
         Option(
             "Needs you",
             "question-mark" if job_word(job) == "unknown" else "hourglass-empty",
-            f"Job {short(job.pk)} · Flush {job.engine.name}",
+            f"Job {short(job.pk)} · {kind_words(job.kind).name} {job.engine.name}",
             job_word(job),
             reverse("job", args=[job.pk]),
             str(job.pk),
@@ -59,10 +60,20 @@ def _all() -> list[Option]:
             f"{reverse('flush')}?engine={view.name}",
         )
         for view in views
+    ] + [
+        Option(
+            "Actions",
+            "versions",
+            f"Update weights of {view.name}…",
+            "opens the plan, runs nothing",
+            f"{reverse('weights-new')}?engine={view.name}",
+        )
+        for view in views
     ]
     places = [
         Option("Places", "server", "Go to Fleet", "g f", reverse("fleet")),
         Option("Places", "list-check", "Go to Jobs", "g j", reverse("jobs")),
+        Option("Places", "versions", "Go to Weights", "g w", reverse("weights")),
         Option("Places", "shield-check", "Go to Audit", "g a", reverse("audit")),
     ]
     known = {job.pk for job in open_jobs}
@@ -70,7 +81,7 @@ def _all() -> list[Option]:
         Option(
             "Recent jobs",
             "list-check",
-            f"Job {short(job.pk)} · Flush {job.engine.name}",
+            f"Job {short(job.pk)} · {kind_words(job.kind).name} {job.engine.name}",
             job_word(job),
             reverse("job", args=[job.pk]),
             str(job.pk),

@@ -14,17 +14,29 @@ from django.template.loader import render_to_string
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from console.choices import HARSHER, TERMINAL_STATES, JobState, Mode
+from console.choices import (
+    HARSHER,
+    TERMINAL_STATES,
+    WAITING_KINDS,
+    WEIGHT_UPDATES,
+    JobState,
+    Mode,
+)
 from console.models import Job
 from console.pages import words
+from console.pages.kinds import kind_words
 from console.selectors.engines import EngineView
 from console.templatetags.q_tags import Cells, at, mmss, places, short, state
-from engine.protocol import RankState
+from engine.protocol import Phase, RankState
 
 EXTEND_BY_S = 60
+STAGING_NOTE = (
+    "Nothing is held yet: the engine serves its old weights. The deadline begins when staging "
+    "ends; cancel is possible until the commit starts."
+)
 
 FORCE_EFFECT = {
-    Mode.DRAIN: "New requests are held; the running ones finish, then every rank is flushed.",
+    Mode.DRAIN: "New requests are held; the running ones finish, then every rank is {done}.",
     Mode.ABORT: "The running requests end at once with finish_reason abort. Their clients see it.",
 }
 
@@ -35,6 +47,7 @@ class Panel:
 
     job_id: UUID | None
     op_id: str
+    kind: str
     word: str
     mode: Mode
     is_job_page: bool
@@ -49,13 +62,36 @@ class Panel:
     @property
     def key(self) -> str:
         """Changes when buttons or headings do."""
-        parts = (self.op_id, self.mode, "dl" if self.end_at else "open", self.is_sent)
+        parts = (
+            *(self.op_id, self.mode, "dl" if self.end_at else "open"),
+            *(self.is_sent, self.is_decided),
+        )
         return ":".join(str(part) for part in parts)
 
     @property
     def is_sent(self) -> bool:
         """True once the engine has it, so that its ranks are waited for."""
         return self.word not in ("queued", "blocked")
+
+    @property
+    def is_decided(self) -> bool:
+        """True once cancel and deadline no longer apply."""
+        return self.word in ("committing", "verifying", "compensating")
+
+    @property
+    def name(self) -> str:
+        """What is asked, as in a list."""
+        return kind_words(self.kind).name
+
+    @property
+    def waits(self) -> bool:
+        """True for what waits for idle, in a mode."""
+        return self.kind in WAITING_KINDS
+
+    @property
+    def undo(self) -> str:
+        """Whether it can be undone, for the dialog."""
+        return "The update" if self.kind in WEIGHT_UPDATES else f"The {self.name.lower()}"
 
     @property
     def short(self) -> str:
@@ -65,12 +101,13 @@ class Panel:
     @property
     def harsher(self) -> str:
         """The mode that Force takes; empty when there is none."""
-        return str(HARSHER.get(self.mode, ""))
+        return str(HARSHER.get(self.mode, "")) if self.waits else ""
 
     @property
     def force_effect(self) -> str:
         """What Force does to requests."""
-        return FORCE_EFFECT.get(Mode(self.harsher), "") if self.harsher else ""
+        text = FORCE_EFFECT.get(Mode(self.harsher), "") if self.harsher else ""
+        return text.format(done=kind_words(self.kind).done)
 
     @property
     def total_s(self) -> float:
@@ -120,7 +157,7 @@ class Panel:
         )
 
 
-def _note(word: str, mode: Mode, awaited: list[int]) -> str:
+def _note(word: str, kind: str, mode: Mode, awaited: list[int]) -> str:
     if word == "blocked":
         return "Another operation holds this engine. This one starts when that one has ended."
     if word == "queued":
@@ -129,8 +166,12 @@ def _note(word: str, mode: Mode, awaited: list[int]) -> str:
         return "Cancelling: the engine says how it ended."
     if word in ("committing", "verifying", "compensating"):
         return "Decided: cancel and deadline no longer apply."
+    if word == "preparing" and kind in WEIGHT_UPDATES:
+        return STAGING_NOTE
+    if kind not in WAITING_KINDS:
+        return "It waits for nothing: the engine carries it out at once."
     if not awaited:
-        return "Every rank is idle; the flush follows at once."
+        return "Every rank is idle; it follows at once."
     names = ", ".join(str(rank) for rank in awaited)
     noun = "rank" if len(awaited) == 1 else "ranks"
     if mode in (Mode.WAIT, Mode.IF_IDLE):
@@ -157,6 +198,7 @@ def panel_of_job(job: Job, now: datetime) -> Panel | None:
     return Panel(
         job_id=job.pk,
         op_id=str(job.pk),
+        kind=job.kind,
         word=word,
         mode=Mode(job.mode),
         is_job_page=True,
@@ -165,7 +207,7 @@ def panel_of_job(job: Job, now: datetime) -> Panel | None:
         start_at=start_at,
         end_at=job.deadline_at,
         blockers=blockers,
-        note=_note(word, Mode(job.mode), [rank for rank, _ in blockers]),
+        note=_note(word, job.kind, Mode(job.mode), [rank for rank, _ in blockers]),
         now=now,
     )
 
@@ -177,13 +219,15 @@ def panel_of_engine(view: EngineView, job: Job | None, now: datetime) -> Panel |
         return None
     operation = pending.view
     mode = Mode(operation.mode)
-    end_at = None if mode == Mode.IF_IDLE else pending.deadline_at
+    is_staging = operation.kind in WEIGHT_UPDATES and operation.phase is Phase.PREPARING
+    end_at = None if mode == Mode.IF_IDLE or is_staging else pending.deadline_at
     assert view.state is not None
     ran_s = view.state.clock_s - operation.started_clock_s
     observed_at = view.observed_at or now
     return Panel(
         job_id=pending.job_id,
         op_id=operation.op_id,
+        kind=str(operation.kind),
         word=str(operation.phase),
         mode=mode,
         is_job_page=False,
@@ -196,7 +240,7 @@ def panel_of_engine(view: EngineView, job: Job | None, now: datetime) -> Panel |
             for part in operation.ranks
             if words.nonzero(part.places) and part.state is not RankState.PARKED
         ),
-        note=_note(str(operation.phase), mode, operation.awaited_ranks),
+        note=_note(str(operation.phase), str(operation.kind), mode, operation.awaited_ranks),
         now=now,
     )
 

@@ -21,6 +21,7 @@ from django.utils.safestring import SafeString
 from console.clock import db_now
 from console.exceptions import ConsoleError, Unavailable
 from console.models import User
+from console.pages.weights_cells import mixed_banner
 from console.selectors.jobs import jobs_open_count
 
 log = structlog.get_logger(__name__)
@@ -65,6 +66,7 @@ def page_context(request: HttpRequest, *, nav: str, title: str) -> dict[str, Any
         "initials": "".join(part[:1] for part in name.replace("-", ".").split(".")[:2]).upper(),
         "nav_jobs": nav_count(jobs_open_count()),
         "topics": "",
+        "mixed": mixed_banner(),
     }
 
 

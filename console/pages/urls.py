@@ -2,7 +2,19 @@
 
 from django.urls import path, register_converter
 
-from console.pages import audit, engines, flush, jobs, palette, session, try_it
+from console.pages import (
+    audit,
+    engines,
+    flush,
+    jobs,
+    operate,
+    palette,
+    session,
+    try_it,
+    uploads,
+    weights,
+    weights_new,
+)
 from console.pages.fleet import fleet
 
 
@@ -43,6 +55,16 @@ urlpatterns = [
     path("logout", session.log_out, name="logout"),
     path("engines/<engine:name>", engines.engine, name="engine"),
     path("engines/<engine:name>/try", try_it.try_it, name="try-it"),
+    path("engines/<engine:name>/weights", weights.weights_engine, name="weights-engine"),
+    path("engines/<engine:name>/weights/return", weights_new.weights_return, name="weights-return"),
+    path("engines/<engine:name>/do/<slug:kind>", operate.operate, name="operate"),
+    path("engines/<engine:name>/do/<slug:kind>/plan", operate.operate_plan, name="operate-plan"),
+    path("weights", weights.weights, name="weights"),
+    path("weights/new", weights_new.weights_new, name="weights-new"),
+    path("weights/plan", weights_new.weights_plan, name="weights-plan"),
+    path("weights/source", weights_new.weights_source, name="weights-source"),
+    path("uploads", uploads.uploads, name="uploads-page"),
+    path("uploads/<uuid:upload_id>/delete", uploads.delete, name="upload-delete"),
     path("flush", flush.flush, name="flush"),
     path("flush/plan", flush.flush_plan, name="flush-plan"),
     path("jobs", jobs.jobs, name="jobs"),

@@ -72,6 +72,12 @@ def engine_word(view: EngineView) -> str:
         return "unreachable"
     if view.pending is not None:
         return str(view.pending.view.phase)
+    if view.state.needs_weights:
+        return "needs weights"
+    if view.state.released:
+        return "released"
+    if view.state.paused:
+        return "paused"
     return "idle" if view.state.idle else "busy"
 
 
@@ -101,8 +107,11 @@ def counted(words: Iterable[str]) -> str:
     return ", ".join(f"{count} {word}" for word, count in counts.items())
 
 
-def why_no_change(view: EngineView) -> str:
-    """Why no new operation can begin on this engine now; empty when one can."""
+def why_no_change(view: EngineView, *, is_repair: bool = False) -> str:
+    """Why no new operation can begin on this engine now; empty when one can.
+
+    A rank that is fenced stops all of them but the repair.
+    """
     if not view.engine.enabled:
         return "Off: this engine is registered and switched off."
     if not view.online:
@@ -111,4 +120,9 @@ def why_no_change(view: EngineView) -> str:
     if pending is not None:
         who = f"Job {short(pending.job_id)}" if pending.job_id else "An operation from outside"
         return f"{who} holds this engine for up to {mmss(pending.view.remaining_s)} more."
+    fenced = [rank.dp_rank for rank in view.ranks if rank.condition == "fenced"]
+    if fenced and not is_repair:
+        noun = "rank" if len(fenced) == 1 else "ranks"
+        names = ", ".join(map(str, fenced))
+        return f"Off: it needs every rank, and {noun} {names} cannot take part. Repair first."
     return ""

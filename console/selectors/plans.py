@@ -260,16 +260,23 @@ def _files(params: TensorParams) -> tuple[int | None, list[Refusal]]:
 
 
 def job_plan(
-    *, engine_name: str, params: JobParams, on_conflict: OnConflict = OnConflict.REFUSE
+    *,
+    engine_name: str,
+    params: JobParams,
+    on_conflict: OnConflict = OnConflict.REFUSE,
+    looks: bool = True,
 ) -> Plan:
-    """The plan of a job, as of now; at most CHECK_S. Raises EngineNotFound."""
+    """The plan of a job, as of now; at most CHECK_S. Raises EngineNotFound.
+
+    Without `looks` neither the engine nor the files are asked whether the weights are there.
+    """
     view = engine_get(name=engine_name)
     refusals = [*_state(view, params), *_conflict(view, params, on_conflict)]
     checkpoint, upload_bytes = None, None
-    if isinstance(params, DiskParams):
+    if looks and isinstance(params, DiskParams):
         checkpoint, more = _folder(view, params)
         refusals += more
-    if isinstance(params, TensorParams):
+    if looks and isinstance(params, TensorParams):
         upload_bytes, more = _files(params)
         refusals += more
     return Plan(

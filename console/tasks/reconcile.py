@@ -33,6 +33,7 @@ from console.services.job_sweep import (
     jobs_to_cancel,
     jobs_unknown,
 )
+from console.services.uploads import uploads_sweep
 from engine.protocol import (
     EngineState,
     ProtocolError,
@@ -46,6 +47,7 @@ from engine.protocol import (
 log = structlog.get_logger(__name__)
 
 ASK_S = 0.5
+SWEEP_EVERY_S = 600.0  # of uploaded files
 OVERDUE_GRACE_S = 2.0  # a worker that holds the claim says better why
 
 
@@ -55,6 +57,7 @@ class Reconciler:
     def __init__(self, engine_pause_s: float = 1.0) -> None:
         self._engine_pause_s = engine_pause_s
         self._not_before: dict[int, float] = {}
+        self._swept_at = time.monotonic()
 
     def run_pass(self) -> None:
         """One pass; a step that fails is logged and does not stop the others."""
@@ -65,6 +68,7 @@ class Reconciler:
             self.ask_unknown,
             self.repeat_cancels,
             self.unblock,
+            self.sweep_uploads,
         ]
         for step in steps:
             try:
@@ -73,6 +77,13 @@ class Reconciler:
                 log.warning("reconciler step failed", step=step.__name__, error=repr(error))
                 connection.close()
         close_old_connections()
+
+    def sweep_uploads(self) -> None:
+        if time.monotonic() - self._swept_at < SWEEP_EVERY_S:
+            return
+        self._swept_at = time.monotonic()
+        if cleared := uploads_sweep():
+            log.info("uploads cleared", count=cleared)
 
     def expire_overdue(self) -> None:
         now = db_now()

@@ -34,6 +34,9 @@ STATES: Mapping[str, tuple[str, str, str]] = {
     "partial": ("bad", "half", "exclamation-mark"),
     "failed": ("bad", "solid", "x"),
     "expired": ("off", "solid", "clock-x"),
+    "paused": ("warn", "solid", "player-pause"),
+    "released": ("warn", "line", "download"),
+    "needs weights": ("bad", "line", "lock"),
     "cancelling": ("off", "dash", "ban"),
     "cancelled": ("off", "line", "ban"),
     "unknown": ("unk", "hatch", "question-mark"),
@@ -117,6 +120,61 @@ def cellbar(percent: float, text: str = "", warn: float = 85) -> SafeString:
         "f-warn" if percent >= warn else "f",
         f"{percent:.1f}",
         text or f"{percent:.0f} %",
+    )
+
+
+@register.filter
+def size(num_bytes: float | None) -> str:
+    """`32.8 GB`, `271 MB`, `512 B`: decimal, three digits."""
+    if num_bytes is None:
+        return "–"
+    value, unit = float(num_bytes), "B"
+    for bigger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, bigger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.3g} {unit}"
+
+
+def size_of(done: float, total: float) -> str:
+    """`28.9 of 32.8 GB`."""
+    whole = size(total)
+    if done >= total:
+        return whole
+    unit = whole.rpartition(" ")[2]
+    scale = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit]
+    share = done / scale
+    return f"{share:.0f} of {whole}" if share >= 99.95 else f"{share:.1f} of {whole}"
+
+
+@register.simple_tag
+def progress(done: float | None, total: float, text: str = "") -> SafeString:
+    """A phase of one rank: accent while it runs, bluish green when whole, words beside it."""
+    share = min(100.0, 100 * (done or 0) / total) if total else 0.0
+    words_beside = text or (
+        mark_safe('<i class="todo fst-normal">not started</i>')
+        if done is None
+        else size_of(done, total)
+    )
+    return format_html(
+        '<div class="pgr"><svg class="bar" aria-hidden="true"><rect class="{}" width="{}%"'
+        ' height="100%"></rect></svg><span>{}</span></div>',
+        "f-done" if share >= 100 else "f",
+        f"{share:.1f}",
+        words_beside,
+    )
+
+
+@register.simple_tag
+def wv(version: str, kind: str = "", count: int | None = None) -> SafeString:
+    """A version as a rank serves it: plain when as desired, else old, fenced or stale."""
+    glyph = {"old": "versions", "fenced": "lock", "stale": "wifi-off"}.get(kind, "")
+    return format_html(
+        '<span class="wv{}">{}<span>{}</span>{}</span>',
+        f" wv-{kind}" if kind else "",
+        icon(glyph) if glyph else "",
+        version,
+        format_html("<b>{}</b>", count) if count is not None else "",
     )
 
 

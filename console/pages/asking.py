@@ -1,0 +1,90 @@
+"""What every form that asks for a job shares: its key, its reason, its confirmation, its answer."""
+
+from __future__ import annotations
+
+import math
+import uuid
+
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.urls import reverse
+
+from console.choices import OnConflict, Via
+from console.exceptions import ConsoleError, EngineNotFound, IdempotencyMismatch, Invalid
+from console.pages.shell import see_other
+from console.params import JobParams
+from console.requests import actor_of
+from console.services.jobs import job_create
+from console.services.reasons import reason_read
+from engine.protocol import MAX_TIMEOUT_S
+
+PRESETS_S = (30, 60, 120, 300)
+
+
+def key_read(key: str) -> str:
+    """The form's key as posted; a forged one that no database takes gives way to a new one."""
+    return key[:200] if key and key.isascii() and key.isprintable() else str(uuid.uuid4())
+
+
+def sentence(message: str) -> str:
+    """A message as a sentence under a field."""
+    return f"{message[:1].upper()}{message[1:]}."
+
+
+def reason_check(reason: str, errors: dict[str, str]) -> str:
+    """The reason as it will be recorded; its error in `errors`."""
+    if not reason:
+        errors["reason"] = "Write a reason; it goes to the audit log."
+        return reason
+    try:
+        return reason_read(reason)
+    except Invalid as error:
+        errors["reason"] = sentence(error.message)
+        return reason
+
+
+def seconds_check(text: str, errors: dict[str, str]) -> float | None:
+    """A deadline as typed; its error in `errors`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.isfinite(seconds) and 0 <= seconds <= MAX_TIMEOUT_S:
+        return seconds
+    errors["timeout_s"] = f"Seconds, a number from 0 to {MAX_TIMEOUT_S:,.0f}."
+    return None
+
+
+def ask(
+    request: HttpRequest,
+    *,
+    engine: str,
+    params: JobParams,
+    reason: str,
+    key: str,
+    errors: dict[str, str],
+) -> HttpResponseBase | int:
+    """On to the job's page; or, refused, the status with the sentence in `errors`.
+
+    Raises EngineNotFound.
+    """
+    try:
+        asked = job_create(
+            engine_name=engine,
+            params=params,
+            reason=reason,
+            on_conflict=OnConflict.REFUSE,
+            actor=actor_of(request, via=Via.UI),
+            idempotency_key=key,
+        )
+    except EngineNotFound:
+        raise
+    except IdempotencyMismatch as error:
+        errors["form"] = "This form has made a job already. Open that job, or a new form."
+        errors["holder"] = str(error.facts.get("job", ""))
+        return error.status
+    except ConsoleError as error:
+        errors["form"] = f"Refused, nothing was sent: {error.message}."
+        errors["holder"] = str(error.facts.get("holder") or "")
+        return error.status
+    return see_other(reverse("job", args=[asked.job.pk]))

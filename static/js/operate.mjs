@@ -1,0 +1,43 @@
+// The small forms: the command follows the form; class C opens when the engine's name is typed. Enter never submits.
+import { blind, say } from "./live.mjs";
+
+const $ = (id) => document.getElementById(id);
+const form = $("oform"), go = $("o-go"), hint = $("o-state"), { engine, kind } = form.dataset;
+let isSent = false;
+
+function params() {
+  const found = {};
+  for (const el of form.querySelectorAll("#o-what input")) {
+    if (el.type === "checkbox") { found[el.name] ??= []; if (el.checked) found[el.name].push(el.value); }
+    else if (el.type === "radio") { if (el.checked) found[el.name] = el.value; }
+    else found[el.name] = el.name === "timeout_s" ? Number(el.value) : el.value.trim();
+  }
+  if (kind === "abort_requests" && !found.rid) { delete found.rid; found.abort_all = true; }
+  return found;
+}
+function show() {
+  const body = { engine, kind, params: params(), reason: $("o-why").value };
+  $("code").textContent = `curl -X POST '${location.origin}/api/v1/jobs?dry_run=true' \\\n  -H "Authorization: Bearer $QUIESCE_TOKEN" \\\n  -H "Content-Type: application/json" \\\n  -d '${JSON.stringify(body).replaceAll("'", "'\\''")}'\n# without ?dry_run=true it is done`;
+}
+function gate() {
+  const why = $("plan").dataset.why, name = $("o-name");
+  const bad = blind() ? $("why-blind").textContent : isSent ? "Sent once." : why ? why : !$("o-why").value.trim() ? "Write a reason." : name && name.value !== engine ? "Type the engine’s name to enable it." : "";
+  if (bad) go.setAttribute("aria-disabled", "true"); else go.removeAttribute("aria-disabled");
+  hint.textContent = bad || "Ready. It is checked again before anything is sent.";
+}
+form.addEventListener("input", () => { show(); gate(); });
+form.addEventListener("keydown", (e) => { if (e.key === "Enter" && e.target.tagName === "INPUT") e.preventDefault(); });
+form.addEventListener("submit", (e) => { if (go.getAttribute("aria-disabled") === "true") e.preventDefault(); else { isSent = true; setTimeout(gate, 0); } });
+document.body.addEventListener("htmx:afterSwap", () => { say("Plan updated"); gate(); });
+addEventListener("q-blind", gate);
+
+// The plan is read again when the engine's state is not the plan's any more, at most every two seconds.
+let readAt = -2000;
+addEventListener("q-data", ({ detail: { topic, data } }) => {
+  const p = $("plan").dataset;
+  if (topic !== `engine:${engine}` || (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op)) return;
+  if (performance.now() - readAt < 2000) return;
+  readAt = performance.now();
+  htmx.ajax("GET", `${form.action}/plan?${new URLSearchParams(new FormData(form))}`, { target: "#plan", swap: "outerHTML" });
+});
+show(); gate();
