@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from engine.frontend import unimplemented
 from engine.frontend.completion import Completion, Piece
-from engine.frontend.http_errors import HTTPError, error_body, json_response
+from engine.frontend.http_errors import error_body, json_response
 from engine.frontend.http_json import read_json
 from engine.frontend.limits import limits_of
 from engine.frontend.openai_input import (
@@ -149,7 +149,7 @@ async def _answer(
     if await unless_gone(request, _gather(submitted, choices)) is None:
         return Response(status_code=499)  # nobody is left to read it
     for choice in choices:
-        error = _error(choice)
+        error = choice.error()
         if error is not None:
             raise error
     body = reply.head(chunk=False)
@@ -184,7 +184,7 @@ async def _events(
         choice.finish = piece.finish
         part = reply.part(choice, piece)
         choice.add(piece)
-        error = _error(choice)
+        error = choice.error()
         if error is not None:
             yield event({"error": error_body(error, "openai")})
             break
@@ -193,11 +193,3 @@ async def _events(
     if given.includes_usage:
         yield event(head | {"choices": [], "usage": usage(choices, reply.n)})
     yield DONE
-
-
-def _error(choice: Choice) -> HTTPError | None:
-    finish = choice.finish
-    if finish is None or finish.type != "abort" or finish.status_code is None:
-        return None
-    retry = 1 if finish.status_code == 503 else None
-    return HTTPError(finish.status_code, finish.message, retry_after_s=retry)

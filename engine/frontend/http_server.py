@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.frontend import http_admin, http_generate, http_info, http_openai
+from engine.frontend import http_admin, http_generate, http_info, http_openai, http_score
 from engine.frontend.core import Frontend
 from engine.frontend.http_auth import Access, refusal
 from engine.frontend.http_errors import HTTPError, Shape, error_response, json_response
@@ -35,6 +35,7 @@ ROUTES: list[tuple[str, Handler, list[str], Access]] = [
     ("/generate", http_generate.generate, ["POST", "PUT"], Access.NORMAL),
     ("/v1/completions", http_openai.completions, POST, Access.NORMAL),
     ("/v1/chat/completions", http_openai.chat_completions, POST, Access.NORMAL),
+    ("/v1/score", http_score.score, POST, Access.NORMAL),
     ("/v1/models", http_info.models, READ, Access.NORMAL),
     ("/v1/models/{model_id:path}", http_info.model, READ, Access.NORMAL),
     ("/v1/loads", http_info.loads, READ, Access.NORMAL),

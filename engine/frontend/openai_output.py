@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.frontend.completion import Completion, Piece
+from engine.frontend.http_errors import HTTPError
 from engine.frontend.native_output import note_version
 from engine.ipc.messages import FinishReason, LogprobEntry
 from engine.tokens.tokenizer import Tokenizer
@@ -41,6 +42,14 @@ class Choice:
         finish = self.finish
         matched = finish.matched if finish is not None and finish.type == "stop" else None
         return {"finish_reason": finish.type if finish else None, "matched_stop": matched}
+
+    def error(self) -> HTTPError | None:
+        """A choice that ended with a status of its own is an error, not an answer."""
+        finish = self.finish
+        if finish is None or finish.type != "abort" or finish.status_code is None:
+            return None
+        retry = 1 if finish.status_code == 503 else None
+        return HTTPError(finish.status_code, finish.message, retry_after_s=retry)
 
 
 def usage(choices: list[Choice], n: int) -> dict[str, Any]:

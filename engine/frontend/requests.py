@@ -53,7 +53,9 @@ class NewRequest:
             return 0
         prompt = len(self.input_ids) - self.logprob_start if self.logprob_start >= 0 else 0
         each = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
-        return (prompt + sampling.max_new_tokens) * each
+        # Without a token to come, those of token_ids_logprob are still scored as the next one.
+        output = max(sampling.max_new_tokens, 1 if self.token_ids_logprob else 0)
+        return (prompt + output) * each
 
 
 @dataclass(slots=True)

@@ -66,3 +66,12 @@ CHAT: Unimplemented = _OF_OPENAI | {
     "web_search_options": (None,),
     "continue_final_message": (None, False),
 }
+SCORE: Unimplemented = {
+    "temperature": (None, 1, 1.0),
+    "return_token_logprobs": (None, False),
+    "return_pooled_hidden_states": (None, False),
+    "score_extraction_token": (None,),
+    "embed_override_token_id": (None,),
+    "query_embed_overrides": (None,),
+    "item_embed_overrides": (None,),
+}

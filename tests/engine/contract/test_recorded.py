@@ -156,6 +156,8 @@ def compare(theirs: Any, ours: Any, *, greedy: bool, key: str = "") -> None:
             compare(one, other, greedy=greedy, key=key)
     elif key == "message" and isinstance(theirs, str):
         assert ours == theirs or "out of range" in theirs
+    elif key == "scores":
+        assert ours == [pytest.approx(row, abs=0.01) for row in theirs]
     elif greedy and key in GREEDY_EXACT:
         assert ours == theirs, key
     elif greedy and key.endswith("_token_logprobs"):

@@ -24,7 +24,7 @@ chat_bad_temp3 chat_bad_max0 chat_bad_stream_temp comp_normal comp_stream comp_b
 comp_bad_empty_list comp_bad_stream_too_long comp_stop_array flush_idle_post flush_idle_get
 flush_q_zero flush_q_neg flush_q_nan flush_q_neginf flush_q_abc flush_q_empty flush_q_exp
 flush_q_true flush_with_body flush_put flush_noauth flush_wrongkey cors_preflight abort_nobody
-abort_badtype abort_get
+abort_badtype abort_get v1_score
 """.split()  # noqa: SIM905 - a table
 
 # Our status, and why it is better.
@@ -150,7 +150,7 @@ OUT_PREFIXES = (
     "info_get_hicache", "info_hicache", "info_list_external", "flush_hic",
 )  # fmt: skip
 OUT_PATHS = (
-    "/tokenize", "/detokenize", "/encode", "/v1/embeddings", "/v1/score", "/hicache/",
+    "/tokenize", "/detokenize", "/encode", "/v1/embeddings", "/hicache/",
     "/pause_generation", "/continue_generation", "/weights_checker", "/get_weights_by_name",
     "/update_weight", "/begin_weight_update", "/end_weight_update", "/init_weights",
     "/destroy_weights", "/release_memory", "/resume_memory",

@@ -14,6 +14,7 @@ import pytest
 from engine.frontend.generate_input import GenerateInput
 from engine.frontend.openai_input import ChatInput, CompletionInput
 from engine.frontend.sampling import SamplingInput
+from engine.frontend.score_input import ScoreInput
 from tests.fakes.engine_process import ADMIN_KEY, EngineProcess
 
 pytestmark = pytest.mark.process
@@ -31,6 +32,9 @@ GOOD: dict[str, list[Any]] = {
     "text": [*PROMPTS, PROMPTS[:3]],
     "input_ids": IDS,
     "prompt": [*PROMPTS, PROMPTS[:2], *IDS],
+    "query": ["Is it ", "", [1], [5] * 40],
+    "items": ["a", PROMPTS[:3], [[1], [2, 3]], [[7]]],
+    "label_token_ids": [[0], [2, 49151, 2]],
     "messages": [
         [{"role": "user", "content": "Hi"}],
         [{"role": "system", "content": "a"}, {"role": "user", "content": None}],
@@ -83,7 +87,7 @@ class Maker:
     def struct(self, kind: type[msgspec.Struct], always: tuple[str, ...]) -> dict[str, Any]:
         names = [field.encode_name for field in msgspec.structs.fields(kind)]
         names = [name for name in names if name not in (*always, *LENGTHS, "sampling_params")]
-        chosen = self.rng.sample(names, self.rng.randint(0, 4))
+        chosen = self.rng.sample(names, self.rng.randint(0, min(4, len(names))))
         return {name: self.value(name) for name in (*always, *chosen)}
 
     def native(self) -> dict[str, Any]:
@@ -101,6 +105,9 @@ class Maker:
     def chat(self) -> dict[str, Any]:
         return self.struct(ChatInput, ("messages",)) | {"max_tokens": self.value("max_tokens")}
 
+    def score(self) -> dict[str, Any]:
+        return self.struct(ScoreInput, ("query", "items", "label_token_ids"))
+
     def abort(self) -> dict[str, Any]:
         return {self.rng.choice(["rid", "abort_message"]): self.rng.choice(ODD)}
 
@@ -112,10 +119,11 @@ ROUTES = {
     "/generate": Maker.native,
     "/v1/completions": Maker.completion,
     "/v1/chat/completions": Maker.chat,
+    "/v1/score": Maker.score,
     "/abort_request": Maker.abort,
     "/operations/x/extend": Maker.extend,
 }
-WEIGHTS = (50, 20, 20, 5, 5)
+WEIGHTS = (50, 20, 20, 10, 5, 5)
 
 
 def _no_constant(name: str) -> None:
