@@ -38,6 +38,8 @@ addEventListener("q-data", ({ detail: { topic, data } }) => {
   if (topic !== `engine:${engine}` || (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op)) return;
   if (performance.now() - readAt < 2000) return;
   readAt = performance.now();
-  htmx.ajax("GET", `${form.action}/plan?${new URLSearchParams(new FormData(form))}`, { target: "#plan", swap: "outerHTML" });
+  const query = new URLSearchParams(new FormData(form));
+  for (const name of ["csrfmiddlewaretoken", "reason", "confirm"]) query.delete(name);
+  htmx.ajax("GET", `${form.action}/plan?${query}`, { target: "#plan", swap: "outerHTML" });
 });
 show(); gate();

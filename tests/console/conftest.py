@@ -6,7 +6,7 @@ import pytest
 
 from console.actors import Actor
 from console.choices import OnConflict, Via
-from console.params import FlushParams
+from console.params import params_of
 from console.services.engines import engine_register
 from console.services.jobs import job_create
 from console.services.users import user_create
@@ -36,12 +36,20 @@ def engine(db):
 
 @pytest.fixture
 def ask(engine, ana):
-    """Ask for a flush of `engine`."""
+    """Ask for a job of `engine`, a flush if not told otherwise."""
 
-    def do(*, on_conflict=OnConflict.REFUSE, key=None, actor=ana, now=None, **params):
+    def do(
+        *,
+        kind="flush_cache",
+        on_conflict=OnConflict.REFUSE,
+        key=None,
+        actor=ana,
+        now=None,
+        **params,
+    ):
         return job_create(
             engine_name=engine.name,
-            params=FlushParams(**params),
+            params=params_of(kind, params),
             reason="test",
             on_conflict=on_conflict,
             actor=actor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from datetime import timedelta
 
@@ -21,6 +22,9 @@ from engine.protocol import (
     Places,
     RankResult,
     RankView,
+    WeightSource,
+    WeightsRoot,
+    WeightsView,
 )
 from engine.protocol import RankState as EngineRankState
 
@@ -39,7 +43,25 @@ def page(client, user):
     return client
 
 
-def rank_view(rank: int, *, running: int = 0, proven: bool = True) -> RankView:
+def served(version: str = "v7", **more) -> WeightsView:
+    """Weights as an engine names them, from a folder if not told otherwise."""
+    return WeightsView(
+        **{
+            "version": version,
+            "checksum": hashlib.sha256(version.encode()).hexdigest()[:32],
+            "source": WeightSource.DISK,
+            "path": f"/srv/models/{version}",
+            "label": f"models:{version}",
+            "bytes": 271_000_000,
+            "num_tensors": 272,
+            **more,
+        }
+    )
+
+
+def rank_view(
+    rank: int, *, running: int = 0, proven: bool = True, version: str = "v7", **more
+) -> RankView:
     return RankView(
         dp_rank=rank,
         incarnation=1,
@@ -47,7 +69,8 @@ def rank_view(rank: int, *, running: int = 0, proven: bool = True) -> RankView:
         proven=proven,
         idle=not running,
         places=Places(running=running),
-        weight_version="v7",
+        weight_version=version,
+        weight_checksum=served(version).checksum,
         storage_backend=None,
         kv=KVUsage(
             total_pages=100,
@@ -62,6 +85,7 @@ def rank_view(rank: int, *, running: int = 0, proven: bool = True) -> RankView:
         running=running,
         waiting=0,
         age_s=0.1,
+        **more,
     )
 
 
@@ -90,7 +114,19 @@ def operation_view(op_id: str, *, running: int = 1) -> OperationView:
 def seen(engine):
     """Let the relay have seen `engine` in some state."""
 
-    def see(*, running=0, age_s=0.0, online=True, op_id="", proven=True, name="", model="m"):
+    def see(
+        *,
+        running=0,
+        age_s=0.0,
+        online=True,
+        op_id="",
+        proven=True,
+        name="",
+        model="m",
+        ranks=None,
+        weights=None,
+        **more,
+    ):
         state = EngineState(
             engine_id="e",
             epoch="1-abc",
@@ -99,10 +135,13 @@ def seen(engine):
             model=model,
             version="0.1.0",
             idle=not running,
-            ranks=[rank_view(0, running=running, proven=proven), rank_view(1)],
+            ranks=ranks or [rank_view(0, running=running, proven=proven), rank_view(1)],
             pending_operation=operation_view(op_id) if op_id else None,
             held_requests=0,
             http_address="http://127.0.0.1:1",
+            weights=weights or served(),
+            weights_roots=[WeightsRoot(label="models", path="/srv/models")],
+            **more,
         )
         snapshot_put(
             name or engine.name,
@@ -118,8 +157,17 @@ def seen(engine):
 def in_state(ask):
     """A job moved to a state, as the services would have left it."""
 
-    def make(state: JobState, *, phase: str | None = None, ranks=(), error=None, note="", **fields):
-        job = ask(timeout_s=60.0)
+    def make(
+        state: JobState,
+        *,
+        phase: str | None = None,
+        ranks=(),
+        error=None,
+        note="",
+        job=None,
+        **fields,
+    ):
+        job = job or ask(timeout_s=60.0)
         now = db_now()
         ended = state not in (
             JobState.ACCEPTED,
