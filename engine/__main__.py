@@ -22,6 +22,17 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--run-dir", default="", help="sockets; default: in the state folder")
     serve.add_argument("--kernels-dir", default="", help="default: in the state folder")
     serve.add_argument("--served-model-name", default="")
+    serve.add_argument(
+        "--weights-root",
+        action="append",
+        default=[],
+        help="folder under which weights may be loaded; repeatable; default: the model's parent",
+    )
+    serve.add_argument("--weight-version", default="default", help="of the weights in --model")
+    serve.add_argument(
+        "--forget-weights", action="store_true", help="serve --model, not what was pushed before"
+    )
+    serve.add_argument("--max-upload-bytes", type=int, default=64 << 30, help="of one update")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=30000)
     serve.add_argument("--dp-size", type=int, default=2)
@@ -59,12 +70,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config(args: argparse.Namespace) -> EngineConfig:
-    state = Path(args.state_dir).resolve()
+    state, model = Path(args.state_dir).resolve(), Path(args.model).resolve()
+    roots = [Path(root).resolve() for root in args.weights_root] or [model.parent]
     return EngineConfig(
-        model_path=str(Path(args.model).resolve()),
+        model_path=str(model),
         run_dir=args.run_dir or str(state / "run"),
         journal_path=str(state / "journal"),
         ext_cache_dir=args.kernels_dir or str(state / "kernels"),
+        weights_dir=str(state / "weights"),
+        weights_roots=tuple(map(str, roots)),
+        weight_version=args.weight_version,
+        forget_weights=args.forget_weights,
+        max_upload_bytes=args.max_upload_bytes,
         served_model_name=args.served_model_name,
         host=args.host,
         port=args.port,

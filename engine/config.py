@@ -26,6 +26,7 @@ class OperationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     budget_s: float = 5.0  # for one commit, or one undo
     resend_s: float = 0.5
     online_s: float = 3.0  # a report older than this no longer proves anything
+    stage_s: float = 600.0  # for staging weights on every rank, before the caller's deadline counts
 
     @property
     def grace_s(self) -> float:
@@ -44,6 +45,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     run_dir: str  # sockets and logs of this engine; 0700
     journal_path: str
     ext_cache_dir: str  # compiled CPU kernels
+    weights_dir: str  # weights that were pushed: uploads, and what a trainer sent
+    weights_roots: tuple[str, ...] = ()  # folders under which weights may be loaded from disk
+    weight_version: str = "default"  # of the weights that it is started with
+    forget_weights: bool = False  # serve those, not what was pushed before this start
+    max_upload_bytes: Positive = 64 << 30  # of one weight update
+    launch: str = ""  # names this start of the whole engine
     served_model_name: str = ""
     host: str = "127.0.0.1"
     port: Port = 30000

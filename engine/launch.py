@@ -13,12 +13,14 @@ import signal
 import socket
 import subprocess
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from engine.children import ending, start
@@ -61,7 +63,7 @@ class Launcher:
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         run_dir.chmod(0o700)
         self._config_path = str(run_dir / "engine.json")
-        write(config, self._config_path)
+        write(msgspec.structs.replace(config, launch=uuid.uuid4().hex), self._config_path)
         self._counter = IncarnationCounter(Path(config.journal_path).with_name("incarnations"))
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)

@@ -22,12 +22,14 @@ from engine.protocol import (
     Accepted,
     Answer,
     Cancel,
+    CheckpointList,
     ErrorCode,
     EventList,
     Extend,
     Failure,
     Force,
     Hello,
+    ListCheckpoints,
     ListOperations,
     OperationList,
     OperationResult,
@@ -41,6 +43,8 @@ from engine.protocol import (
     Snapshot,
     StateAnswer,
     Submit,
+    Upload,
+    Uploaded,
     Welcome,
     decode_request,
     encode_event,
@@ -145,10 +149,28 @@ class ControlServer:
                 return StateAnswer(state=self._frontend.state())
             case Replay():
                 return self._replay(command)
+            case ListCheckpoints():
+                return self._checkpoints(command)
+            case Upload():
+                received = self._frontend.files.write(
+                    command.upload_id,
+                    command.name,
+                    command.offset,
+                    command.data,
+                    command.total_bytes,
+                )
+                return Uploaded(
+                    upload_id=command.upload_id, name=command.name, received_bytes=received
+                )
             case Submit():
                 raise AssertionError("a Submit is followed, not answered at once")
             case _:
                 assert_never(command)
+
+    def _checkpoints(self, command: ListCheckpoints) -> CheckpointList:
+        files = self._frontend.files
+        found = [files.check(command.path)] if command.path else files.checkpoints()
+        return CheckpointList(roots=files.roots(), checkpoints=found)
 
     def _welcome(self, hello: Hello) -> Welcome:
         if hello.protocol_version != PROTOCOL_VERSION:

@@ -7,7 +7,7 @@ drives this very class. Call `step` after every input and at least every `resend
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from engine.config import OperationTimes
 from engine.frontend.journal_records import Decided, Finished, JournalFullError, Record, Started
@@ -21,9 +21,19 @@ from engine.frontend.operation_state import (
     Kill,
     SendTo,
     Verdict,
+    recovered,
+    started,
 )
-from engine.frontend.outcomes import RankEnd, describe, judge, rank_results
-from engine.frontend.rank_table import RankTable
+from engine.frontend.outcomes import (
+    RankEnd,
+    agree,
+    judge,
+    note_answer,
+    repaired,
+    result_of,
+)
+from engine.frontend.rank_table import RankTable, refuse_unless_proven
+from engine.frontend.to_rank import message_for
 from engine.ipc.messages import (
     Abort,
     AskState,
@@ -39,7 +49,7 @@ from engine.ipc.messages import (
     Undo,
     Word,
 )
-from engine.protocol import ErrorCode, OperationResult, Outcome, Phase, ProtocolError
+from engine.protocol import ErrorCode, Outcome, Phase, ProtocolError
 
 Steps = Generator[None, None, None]
 _CHANGEABLE = (Phase.PREPARING, Phase.WAITING_FOR_IDLE)
@@ -59,6 +69,7 @@ class Coordinator:
         self.is_holding = False  # new requests wait at the frontend
         self.now = 0.0
         self.disk_fault = ""  # why the end of an operation is not on disk yet
+        self.num_held: Callable[[], int] = lambda: 0  # requests that wait at the frontend
         self._journal = journal
         self._actions: list[Action] = []
         self._greeted: dict[int, float] = {}
@@ -78,10 +89,7 @@ class Coordinator:
         current = self.current
         if isinstance(message, Said):
             if current is not None and message.op == current.op:
-                if message.message:
-                    current.messages[message.rank] = message.message
-                if message.word is Word.REFUSED:
-                    current.refused[message.rank] = message.places
+                note_answer(current, message)
         elif self._waits_for_ended(message):
             # Its RELEASE was lost: it still waits for the end of an operation that has ended.
             self._release(message.rank, message.view.ctx, message.inc)
@@ -95,31 +103,13 @@ class Coordinator:
     def submit(self, current: Current) -> None:
         """Take an operation. STARTED is on disk when this returns. Raises ProtocolError."""
         self._refuse_if_busy()
-        for rank in range(self.dp_size):
-            if not self.ranks.is_proven(rank):
-                raise ProtocolError(
-                    ErrorCode.RANK_NOT_READY,
-                    f"rank {rank} is {self.ranks.why_unproven(rank)}; "
-                    "an operation needs every rank",
-                )
+        if not current.is_repair:
+            refuse_unless_proven(self.ranks, self.dp_size)
         current.op = self._journal.index.last_op + 1
-        current.incs = {rank: self.ranks.alive[rank] for rank in range(self.dp_size)}
+        current.incs = dict(self.ranks.alive)
         try:
             self._journal.reserve()
-            self._journal.append(
-                Started(
-                    op=current.op,
-                    op_id=current.op_id,
-                    operation=current.operation,
-                    mode=current.mode,
-                    att=current.att,
-                    timeout_s=current.timeout_s,
-                    incs=current.incs,
-                    old=current.old,
-                    new=current.new,
-                    requested_by=current.requested_by,
-                )
-            )
+            self._journal.append(started(current))
         except JournalFullError as error:
             raise ProtocolError(ErrorCode.JOURNAL_UNAVAILABLE, str(error)) from error
         self.current = current
@@ -145,6 +135,7 @@ class Coordinator:
         """Move the deadline; every rank parks again under a new attempt, with a new lease."""
         current = self._changeable()
         current.deadline = max(self.now, current.deadline + by_s)
+        current.patience_s = max(0.0, current.patience_s + by_s)
         current.start_by = max(current.start_by, current.deadline)
         current.changed = True
 
@@ -153,6 +144,7 @@ class Coordinator:
         current = self._changeable()
         current.mode = FORCED[current.mode]
         current.deadline = max(current.deadline, self.now + self.times.budget_s)
+        current.patience_s = max(current.patience_s, self.times.budget_s)
         current.start_by = max(current.start_by, current.deadline)
         current.changed = True
 
@@ -174,7 +166,7 @@ class Coordinator:
         actions, self._actions = self._actions, []
         return actions
 
-    # ---- the machine: each `yield` waits for the next step -----------------------------------
+    # ---- the machine: each `yield` waits for the next step
 
     def _main(self) -> Steps:
         yield from self._meet()
@@ -211,22 +203,11 @@ class Coordinator:
 
     def _recover(self, record: Started, decided: Decided | None) -> Steps:
         """End an operation of an earlier epoch before taking commands."""
-        current = self.current = Current(
-            op=record.op,
-            op_id=record.op_id,
-            operation=record.operation,
-            mode=record.mode,
-            att=self._recovered_attempt(record, decided),
-            timeout_s=record.timeout_s,
-            started_at=self.now,
-            deadline=self.now,
-            start_by=self.now,
-            incs=record.incs,
-            old=record.old,
-            new=record.new,
-            requested_by=record.requested_by,
-        )
-        if decided is None:  # presumed abort: no rank can have been told to commit
+        att = self._recovered_attempt(record, decided)
+        current = self.current = recovered(record, decided, att, self.now)
+        if current.is_repair:
+            yield from self._repair(current)
+        elif decided is None:  # presumed abort: no rank can have been told to commit
             current.fault = "the engine restarted before the decision"
             yield from self._abort(current, Verdict.FAILED)
         else:
@@ -236,6 +217,9 @@ class Coordinator:
         return decided.att if decided else record.att
 
     def _run(self, current: Current) -> Steps:
+        if current.is_repair:
+            yield from self._repair(current)
+            return
         verdict = yield from self._until_parked(current)
         if verdict is Verdict.READY and not self._decide(current):
             verdict = Verdict.FAILED
@@ -247,14 +231,17 @@ class Coordinator:
 
     def _decide(self, current: Current) -> bool:
         try:
-            self._journal.append(Decided(op=current.op, verdict="commit", att=current.att))
+            self._journal.append(
+                Decided(op=current.op, verdict="commit", att=current.att, new=current.new)
+            )
         except JournalFullError as error:
             current.fault = str(error)
             return False
         return True
 
     def _until_parked(self, current: Current) -> Generator[None, None, Verdict]:
-        for word in (Word.PREPARED, Word.PARKED):
+        current.stage_until = max(current.deadline, self.now + self.times.stage_s * current.stages)
+        for word in (Word.PREPARED, Word.PARKED) if current.parks else (Word.PREPARED,):
             parking = word is Word.PARKED
             current.phase = Phase.WAITING_FOR_IDLE if parking else Phase.PREPARING
             sent: dict[int, float] = {}
@@ -263,13 +250,23 @@ class Coordinator:
                     current.changed, current.att = False, current.att + 1
                     sent.clear()
                 self.is_holding = parking and current.mode in HOLDING_MODES
+                if current.held_since is None and (self.is_holding or current.parked):
+                    current.held_since = self.now
                 for rank in sorted(current.incs.keys() - self._having(current, word)):
                     if self._is_due(sent, rank):
                         self._send(current, rank, Park if parking else Prepare)
                 yield
             if verdict is not Verdict.READY:
                 return verdict
-        return Verdict.READY
+            if not parking:
+                self._all_prepared(current)
+        return agree(current)
+
+    def _all_prepared(self, current: Current) -> None:
+        """From here on the caller's time counts: an idle engine is never late."""
+        current.prepared_at = self.now
+        if current.stages:
+            current.deadline = min(self.now + current.patience_s, max(current.start_by, self.now))
 
     def _look(self, current: Current, word: Word) -> Verdict | None:
         """Answers first, then cancel, then the deadline: idle wins."""
@@ -284,7 +281,8 @@ class Coordinator:
             return Verdict.EXPIRED
         if current.cancelled:
             return Verdict.CANCELLED
-        return Verdict.EXPIRED if self.now >= current.deadline else None
+        until = current.stage_until if word is Word.PREPARED else current.deadline
+        return Verdict.EXPIRED if self.now >= until else None
 
     def _fault(self, current: Current, rank: int, inc: int) -> str:
         """Why this rank ends the attempt, or nothing."""
@@ -338,6 +336,26 @@ class Coordinator:
         """After the decision neither the deadline nor a cancel changes the outcome."""
         return outcome
 
+    def _repair(self, current: Current) -> Steps:
+        """Converge every living rank; `desired` stays what it was, so doing it again is safe."""
+        current.phase = Phase.COMMITTING
+        desired, until = self._journal.index.desired, self.now + self.times.stage_s
+        current.old = current.new = desired
+        ends: dict[int, RankEnd] = {}
+        sent: dict[int, float] = {}
+        while self.now < until and current.incs.keys() - ends.keys():
+            for rank, inc in current.incs.items():
+                end = repaired(self.ranks, current, rank, inc)
+                if end is not None:
+                    ends[rank] = end
+                elif self._is_due(sent, rank):
+                    self._act(SendTo(rank, self._converge(inc, current.op)))
+            yield
+        for rank in current.incs.keys() - ends.keys():
+            ends[rank] = RankEnd.OLD
+            current.messages.setdefault(rank, "it did not reach the desired state in time")
+        yield from self._finish(current, judge(ends, undone=False), ends, desired)
+
     def _abort(self, current: Current, verdict: Verdict) -> Steps:
         current.phase = Phase.CANCELLING
         ends: dict[int, RankEnd] = {}
@@ -385,16 +403,15 @@ class Coordinator:
         self, current: Current, outcome: Outcome, ends: dict[int, RankEnd], desired: ServingState
     ) -> Steps:
         epoch = self._journal.index.epoch
-        result = OperationResult(
-            op_id=current.op_id,
-            kind=current.operation.kind,
-            mode=current.mode,
-            outcome=outcome,
-            message=describe(current, outcome, ends, self.ranks.seen),
-            ranks=rank_results(current, outcome, ends, self.ranks.seen),
-            started_clock_s=current.started_at,
-            finished_clock_s=self.now,
+        result = result_of(
+            current,
+            outcome,
+            ends,
+            self.ranks.seen,
+            desired=desired,
+            now=self.now,
             epoch=epoch.text if epoch else "",
+            held=self.num_held(),
         )
         while not self._written(Finished(op=current.op, desired=desired, result=result)):
             yield
@@ -418,21 +435,21 @@ class Coordinator:
     def _greet(self) -> None:
         """A newborn rank learns the epoch, then the state it is to serve."""
         for rank, inc in self.ranks.alive.items():
-            known = self.ranks.is_known(rank, inc)
-            if known and self.ranks.seen[rank].view.state is not None:
+            known = self.ranks.is_known(rank, inc) and self._journal.index.is_adopted
+            if known and (self.ranks.has_state(rank) or self.ranks.is_fenced(rank)):
                 continue
             if self._is_due(self._greeted, rank):
-                self._act(SendTo(rank, self._converge(inc) if known else self._hello(inc)))
+                self._act(
+                    SendTo(
+                        rank,
+                        self._converge(inc) if known else AskState(epoch=self.ranks.epoch, inc=inc),
+                    )
+                )
 
-    def _hello(self, inc: int) -> AskState:
-        return AskState(epoch=self.ranks.epoch, inc=inc)
-
-    def _converge(self, inc: int) -> Converge:
+    def _converge(self, inc: int, op: int | None = None) -> Converge:
         index = self._journal.index
-        epoch = self.ranks.epoch
-        return Converge(epoch=epoch, inc=inc, op=index.last_ended_op, desired=index.desired)
-
-    # ---- small things ------------------------------------------------------------------------
+        op = index.last_ended_op if op is None else op
+        return Converge(epoch=self.ranks.epoch, inc=inc, op=op, desired=index.desired)
 
     def _act(self, action: Action) -> None:
         self._actions.append(action)
@@ -455,27 +472,7 @@ class Coordinator:
     def _send(
         self, current: Current, rank: int, kind: type[Prepare | Park | Commit | Undo | Abort]
     ) -> None:
-        epoch, inc = self.ranks.epoch, current.incs[rank]
-        op, att = current.op, current.att
-        lease_s = max(0.0, current.deadline + self.times.grace_s - self.now)
-        message: Prepare | Park | Commit | Undo | Abort
-        if kind is Prepare:
-            message = Prepare(
-                epoch=epoch,
-                inc=inc,
-                op=op,
-                operation=current.operation,
-                new=current.new,
-                timeout_s=current.timeout_s,
-                lease_s=lease_s,
-            )
-        elif kind is Park:
-            mode = current.mode
-            message = Park(epoch=epoch, inc=inc, op=op, att=att, mode=mode, lease_s=lease_s)
-        elif kind is Commit:
-            message = Commit(epoch=epoch, inc=inc, op=op, att=att)
-        elif kind is Undo:
-            message = Undo(epoch=epoch, inc=inc, op=op, att=att)
-        else:
-            message = Abort(epoch=epoch, inc=inc, op=op)
+        until = current.stage_until if kind is Prepare else current.deadline
+        lease_s = max(0.0, until + self.times.grace_s - self.now)
+        message = message_for(kind, current, rank, epoch=self.ranks.epoch, lease_s=lease_s)
         self._act(SendTo(rank, message))

@@ -8,22 +8,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from engine.config import EngineConfig
+from engine.frontend.adoption import adopt, prepare_adoption
 from engine.frontend.coordinator import Coordinator
 from engine.frontend.dp_router import DPRouter
 from engine.frontend.event_log import EventLog
 from engine.frontend.journal import Journal
+from engine.frontend.new_state import new_state
 from engine.frontend.operation_state import Current, Ended, Kill, SendTo
 from engine.frontend.operations import Operations
+from engine.frontend.rank_calls import RankCalls
 from engine.frontend.rank_table import RankTable
 from engine.frontend.requests import RequestManager
 from engine.frontend.views import operation_view, rank_view
+from engine.frontend.weight_files import WeightFiles
+from engine.frontend.weight_sessions import WeightSessions
 from engine.ipc.messages import (
+    Answered,
     AskProcesses,
     KillRank,
     Loading,
@@ -38,9 +45,12 @@ from engine.ipc.messages import (
 from engine.ipc.wire import decode_from_rank, decode_processes, encode
 from engine.log import get_logger
 from engine.protocol import (
+    WEIGHT_UPDATES,
+    AbortRequests,
     EngineState,
     OperationChanged,
     OperationEnded,
+    OperationKind,
     OperationResult,
     OperationView,
     Outcome,
@@ -53,6 +63,8 @@ log = get_logger()
 
 VERSION = "0.1.0"
 _TICK_S = 0.05
+# After these a rank's cache holds nothing of what it was sent before.
+_EMPTYING = WEIGHT_UPDATES | {OperationKind.FLUSH_CACHE, OperationKind.RELEASE_MEMORY}
 _STEPS_AT_ONCE = 16
 
 
@@ -63,6 +75,7 @@ class Frontend:
         self.config = config
         self.journal = Journal(config.journal_path, initial=ServingState())
         self.epoch = self.journal.begin_epoch()
+        prepare_adoption(self.journal, config)
         self.events = EventLog(self.epoch.text)
         self.table = RankTable(epoch=self.epoch.number, index=self.journal.index)
         self.coordinator = Coordinator(
@@ -79,12 +92,23 @@ class Frontend:
             send=self._send_to_rank,
             epoch=self.epoch.number,
         )
+        self.coordinator.num_held = lambda: self.requests.num_held
+        self.files = WeightFiles(config)
+        self.calls = RankCalls(
+            epoch=self.epoch.number,
+            send=self._send_to_rank,
+            alive=lambda: self.table.alive,
+        )
+        self.sessions = WeightSessions(self.files, self.calls)
         self.operations = Operations(
             coordinator=self.coordinator,
             journal=self.journal,
             times=config.times,
             drive=self.drive,
             view=self._operation_view,
+            new_state=lambda operation, old, op_id: new_state(config, operation, old, op_id),
+            to_abort=self._to_abort,
+            noted=lambda result: self.publish(OperationEnded(result=result)),
         )
         self.stats: dict[int, RankStats] = {}
         self.ready: dict[int, Ready] = {}
@@ -135,7 +159,7 @@ class Frontend:
 
     def state(self) -> EngineState:
         """The engine now, for pages and APIs."""
-        now = time.monotonic()
+        now, desired = time.monotonic(), self.journal.index.desired
         ranks = [
             rank_view(
                 self.table,
@@ -158,6 +182,11 @@ class Frontend:
             pending_operation=self.operations.pending(),
             held_requests=self.requests.num_held,
             http_address=f"http://{self.config.host}:{self.config.port}",
+            weights=desired.weights,
+            weights_roots=self.files.roots(),
+            paused=desired.paused,
+            released=list(desired.released),
+            needs_weights=desired.needs_weights,
         )
 
     def drive(self) -> None:
@@ -205,6 +234,10 @@ class Frontend:
             case Ready():
                 self.ready[rank] = message
                 self.loading.pop(rank, None)
+                self._adopt()
+            case Answered():
+                if message.epoch == self.epoch.number:
+                    self.calls.answered(message)
             case Report():
                 if self.coordinator.on_message(message, time.monotonic()):
                     self._note_stats(rank, message.stats)
@@ -212,6 +245,12 @@ class Frontend:
             case Said():
                 self.coordinator.on_message(message, time.monotonic())
                 self.drive()
+
+    def _adopt(self) -> None:
+        """Nothing was recorded for this start: what the first rank was started with is served."""
+        first = next(iter(self.ready.values()), None)
+        if first is not None:
+            adopt(self.journal, self.config, first.weights)
 
     def _note_stats(self, rank: int, stats: RankStats) -> None:
         before = self.stats.get(rank)
@@ -228,6 +267,8 @@ class Frontend:
             if alive != self.table.alive:
                 self.coordinator.on_processes(alive)
                 self.requests.on_processes(alive)
+                self.calls.on_processes(alive)
+                self.sessions.on_processes(alive)
             self.drive()
 
     async def _tick(self) -> None:
@@ -236,6 +277,7 @@ class Frontend:
         while True:
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
+            self._adopt()
             self.drive()
             view = self.operations.tell_progress(now)
             if view is not None:
@@ -260,6 +302,9 @@ class Frontend:
             tuple(
                 (r.online, r.proven, r.idle, r.incarnation, r.weight_version) for r in state.ranks
             ),
+            state.paused,
+            state.released,
+            state.needs_weights,
         )
         due = now - self._state_told_at >= self.config.times.heartbeat_s
         if signature != self._state_told or due:
@@ -299,12 +344,41 @@ class Frontend:
             kind=result.kind.value,
             outcome=result.outcome.value,
         )
-        if result.outcome in (Outcome.SUCCEEDED, Outcome.PARTIAL):
+        if result.kind in _EMPTYING and result.outcome in (Outcome.SUCCEEDED, Outcome.PARTIAL):
             for rank in result.ranks:
                 if rank.state is RankState.SUCCEEDED:
                     self.requests.flushed(rank.dp_rank)
         self.operations.ended(result)
         self.publish(OperationEnded(result=result))
+        if result.kind in WEIGHT_UPDATES:
+            before, kept = result.weights_before, self.kept_files()
+            if before is not None and Path(before.path) not in kept:
+                self.files.replaced(before.path)
+            self.files.clear(keep=kept)
+
+    @property
+    def refusal(self) -> str:
+        """Why no request can be taken, though ranks are there; nothing when they can."""
+        desired = self.journal.index.desired
+        if desired.released:
+            return f"released: {', '.join(desired.released)}; resume it first"
+        return "no weights are loaded; update them first" if desired.needs_weights else ""
+
+    def kept_files(self) -> set[Path]:
+        """Pushed weights that a rank may have to load again."""
+        path = self.journal.index.desired.weights.path
+        return {Path(path)} if path else set()
+
+    def _to_abort(self, operation: AbortRequests) -> tuple[int, Callable[[], None]]:
+        requests, message = self.requests, operation.message
+        if operation.abort_all:
+            return requests.num_active, lambda: _unused(requests.abort_all(message))
+        count = int(requests.is_active(operation.rid))
+        return count, lambda: _unused(requests.abort(operation.rid, message))
+
+
+def _unused(_: object) -> None:
+    """The count is known before."""
 
 
 def _ignore_unreachable(future: asyncio.Future[Any]) -> None:

@@ -7,7 +7,7 @@ of a busy engine adds which places are busy.
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from starlette.requests import Request
@@ -15,22 +15,30 @@ from starlette.responses import Response
 
 from engine.frontend.core import Frontend
 from engine.frontend.http_errors import HTTPError, json_response
-from engine.frontend.http_json import convert, read_json
-from engine.frontend.operations import Follower
+from engine.frontend.http_json import convert, read_body, read_json
+from engine.frontend.http_operation import (
+    STATUS,
+    Options,
+    answered,
+    operation_error,
+    result_json,
+    view_json,
+    wait,
+)
 from engine.frontend.query import flag, no_others, number, one
-from engine.frontend.streams import unless_gone
 from engine.protocol import (
     MAX_TIMEOUT_S,
     ErrorCode,
     FlushCache,
     Mode,
     OperationResult,
-    OperationView,
     Outcome,
     ProtocolError,
+    Repair,
 )
 from engine.protocol.types import OperationId
 
+MAX_REPAIR_S = 600.0
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
     "(When there are running or waiting requests, the operation will not be performed.)\n"
@@ -38,16 +46,6 @@ FLUSHED = (
 FLUSH_FAILED = "Flush cache failed.\n"
 FLUSH_PENDING = "Another flush_cache is already in progress."
 FLUSH_TIMED_OUT = "Timed out waiting for idle state."
-
-_STATUS = {
-    ErrorCode.OPERATION_PENDING: 409,
-    ErrorCode.UNKNOWN_OPERATION: 404,
-    ErrorCode.NOT_CANCELLABLE: 409,
-    ErrorCode.INVALID_ARGUMENT: 400,
-    ErrorCode.SEALED: 409,
-    ErrorCode.TOO_OLD: 409,
-    ErrorCode.TOO_LATE: 400,
-}
 
 
 def wants_json(request: Request) -> bool:
@@ -76,28 +74,10 @@ async def flush_cache(request: Request) -> Response:
         )
     except ProtocolError as error:
         return _refused(request, error)
-    result = await _wait(request, frontend, follower, is_owned=op_id is None)
+    result = await wait(request, frontend, follower, is_owned=op_id is None)
     if result is None:
         return Response(status_code=499)  # nobody is left to read it
     return _flush_answer(request, result)
-
-
-async def _wait(
-    request: Request, frontend: Frontend, follower: Follower, *, is_owned: bool
-) -> OperationResult | None:
-    """The result; None when the caller left first (an operation without an id ends with it)."""
-    result = await unless_gone(request, frontend.operations.result(follower))
-    if result is None and is_owned:
-        _cancel_if_possible(frontend, follower.op_id)
-    return result
-
-
-def _cancel_if_possible(frontend: Frontend, op_id: str) -> None:
-    try:
-        frontend.operations.cancel(op_id)
-    except ProtocolError as error:
-        if error.code not in (ErrorCode.NOT_CANCELLABLE, ErrorCode.UNKNOWN_OPERATION):
-            raise
 
 
 def _flush_answer(request: Request, result: OperationResult) -> Response:
@@ -119,28 +99,8 @@ def _refused(request: Request, error: ProtocolError) -> Response:
         return operation_error(error)
     if error.code is ErrorCode.OPERATION_PENDING:
         return Response(FLUSH_PENDING, 400)
-    status = 400 if error.code is ErrorCode.INVALID_ARGUMENT else _STATUS.get(error.code, 503)
+    status = 400 if error.code is ErrorCode.INVALID_ARGUMENT else STATUS.get(error.code, 503)
     return Response(FLUSH_FAILED + error.message + "\n", status)
-
-
-def operation_error(error: ProtocolError) -> Response:
-    """A refused command as JSON, naming who holds the engine where that is the reason."""
-    body: dict[str, object] = {"message": error.message, "code": error.code}
-    if error.holder is not None:
-        body |= {"holder": error.holder, "remaining_s": error.remaining_s}
-    return json_response({"error": body}, _STATUS.get(error.code, 503))
-
-
-def result_json(result: OperationResult) -> dict[str, Any]:
-    """A result, every rank's part in it."""
-    body: dict[str, Any] = msgspec.to_builtins(result)
-    return {"success": result.outcome is Outcome.SUCCEEDED, **body}
-
-
-def view_json(view: OperationView) -> dict[str, Any]:
-    """An open operation."""
-    body: dict[str, Any] = msgspec.to_builtins(view)
-    return {"outcome": None, **body}
 
 
 # ---- pending operations ----------------------------------------------------------------------
@@ -188,6 +148,13 @@ async def change_operation(request: Request) -> Response:
     except ProtocolError as error:
         return operation_error(error)
     return json_response(view_json(view), 202)
+
+
+async def repair(request: Request) -> Response:
+    """POST /operations/repair: bring every living rank to the desired state."""
+    await read_body(request)
+    options = Options(timeout=MAX_REPAIR_S, mode=Mode.WAIT, op_id=request.query_params.get("op_id"))
+    return await answered(request, Repair(), options, "every living rank serves what is desired")
 
 
 class _Id(msgspec.Struct):

@@ -13,7 +13,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.frontend import http_admin, http_generate, http_info, http_openai, http_score
+from engine.frontend import (
+    http_admin,
+    http_generate,
+    http_generation,
+    http_info,
+    http_openai,
+    http_push,
+    http_score,
+    http_weights,
+)
 from engine.frontend.core import Frontend
 from engine.frontend.http_auth import Access, refusal
 from engine.frontend.http_errors import HTTPError, Shape, error_response, json_response
@@ -45,6 +54,21 @@ ROUTES: list[tuple[str, Handler, list[str], Access]] = [
     ("/get_server_info", http_info.server_info, READ, Access.NORMAL),
     ("/flush_cache", http_admin.flush_cache, ["GET", "POST"], Access.ADMIN),
     ("/abort_request", http_admin.abort_request, POST, Access.ADMIN),
+    ("/update_weights_from_disk", http_weights.update_from_disk, POST, Access.ADMIN),
+    ("/update_weights_from_tensor", http_push.update_from_tensor, POST, Access.ADMIN),
+    ("/update_weights_from_distributed", http_push.update_from_distributed, POST, Access.ADMIN),
+    ("/init_weights_update_group", http_push.init_group, POST, Access.ADMIN),
+    ("/destroy_weights_update_group", http_push.destroy_group, POST, Access.ADMIN),
+    ("/begin_weight_update", http_push.begin, POST, Access.ADMIN),
+    ("/end_weight_update", http_push.end, POST, Access.ADMIN),
+    ("/update_weight_version", http_weights.update_version, POST, Access.ADMIN),
+    ("/get_weights_by_name", http_weights.get_by_name, ["GET", "POST"], Access.ADMIN),
+    ("/weights_checker", http_weights.check, ["GET", "POST"], Access.ADMIN),
+    ("/pause_generation", http_generation.pause_generation, POST, Access.ADMIN),
+    ("/continue_generation", http_generation.continue_generation, POST, Access.ADMIN),
+    ("/release_memory_occupation", http_generation.release_memory, POST, Access.ADMIN),
+    ("/resume_memory_occupation", http_generation.resume_memory, POST, Access.ADMIN),
+    ("/operations/repair", http_admin.repair, POST, Access.ADMIN),
     ("/operations", http_admin.list_operations, READ, Access.ADMIN),
     ("/operations/{op_id}", http_admin.get_operation, READ, Access.ADMIN),
     ("/operations/{op_id}/{act}", http_admin.change_operation, POST, Access.ADMIN),

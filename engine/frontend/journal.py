@@ -171,6 +171,7 @@ class Journal:
         kept: list[Record | None] = [
             Identity(engine_id=index.engine_id, forgotten_until_ms=index.forgotten_until_ms),
             index.epoch,
+            index.adopted,
             *(Sealed(op_id=op_id) for op_id in index.sealed),
             *(
                 Finished(op=index.last_ended_op, desired=index.desired, result=result)

@@ -60,6 +60,7 @@ class Decided(Struct, frozen=True, kw_only=True, tag="decided"):
     op: int
     verdict: Literal["commit", "undo"]
     att: int
+    new: ServingState | None = None  # as every rank has prepared it; None: as it was started
 
 
 class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
@@ -70,13 +71,30 @@ class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
     result: OperationResult
 
 
+class Noted(Struct, frozen=True, kw_only=True, tag="noted"):
+    """The end of something that was done at once, beside the exclusive operation."""
+
+    result: OperationResult
+
+
+class Adopted(Struct, frozen=True, kw_only=True, tag="adopted"):
+    """What the engine serves because it was started so: no operation led to it.
+
+    `launch` names the start of the whole engine, `base_path` the folder that it was given.
+    """
+
+    desired: ServingState
+    launch: str
+    base_path: str
+
+
 class Sealed(Struct, frozen=True, kw_only=True, tag="sealed"):
     """This id was asked about before it was seen: it will never run."""
 
     op_id: str
 
 
-Record = Identity | EpochRecord | Started | Decided | Finished | Sealed
+Record = Identity | EpochRecord | Started | Decided | Finished | Noted | Adopted | Sealed
 
 
 class JournalFullError(OSError):
@@ -90,6 +108,8 @@ class JournalIndex:
         self.engine_id = ""
         self.epoch: EpochRecord | None = None
         self.desired = initial
+        self.adopted: Adopted | None = None
+        self.awaits_adoption = False  # this start's weights are not recorded yet
         self.open: Started | None = None
         self.decided: Decided | None = None
         self.last_op = 0
@@ -98,6 +118,11 @@ class JournalIndex:
         self.sealed: OrderedDict[str, None] = OrderedDict()
         self.forgotten_until_ms = 0  # ids made before it may have been forgotten
         self._memo_size = memo_size
+
+    @property
+    def is_adopted(self) -> bool:
+        """It is known which weights are desired, by their checksum."""
+        return bool(self.desired.weights.checksum) and not self.awaits_adoption
 
     def apply(self, record: Record) -> None:
         """Take one record into account."""
@@ -119,6 +144,12 @@ class JournalIndex:
                 self.last_ended_op = max(self.last_ended_op, record.op)
                 self.results[record.result.op_id] = record.result
                 self._forget(self.results)
+            case Noted():
+                self.results[record.result.op_id] = record.result
+                self._forget(self.results)
+            case Adopted():
+                self.adopted, self.desired = record, record.desired
+                self.awaits_adoption = False
             case Sealed():
                 self.sealed[record.op_id] = None
                 self._forget(self.sealed)

@@ -9,9 +9,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from engine.frontend.journal_records import JournalIndex, Record
+import msgspec
+
+from engine.frontend.journal_records import Decided, JournalIndex, Record, Started
 from engine.ipc.messages import ControlMessage, ServingState, View
-from engine.protocol import Mode, Operation, OperationResult, Phase, Places
+from engine.protocol import (
+    UNPARKED,
+    WEIGHT_UPDATES,
+    Mode,
+    Operation,
+    OperationKind,
+    OperationResult,
+    Phase,
+    Places,
+    UpdateWeightsFromDistributed,
+)
 
 HOLDING_MODES = frozenset({Mode.DRAIN, Mode.RETRACT, Mode.ABORT})
 # What `force` turns a mode into.
@@ -95,11 +107,33 @@ class Current:
     refused: dict[int, Places | None] = field(default_factory=dict)
     parked: set[int] = field(default_factory=set)
     fault: str = ""
+    prepared: dict[int, ServingState] = field(default_factory=dict)  # as each rank has it
+    interrupted: dict[int, int] = field(default_factory=dict)
+    effect_s: dict[int, float] = field(default_factory=dict)
+    patience_s: float = 0.0  # how long it may wait for idle
+    stage_until: float = 0.0
+    prepared_at: float | None = None
+    held_since: float | None = None  # a rank stopped admitting, or requests began to be held
 
     @property
     def has_inverse(self) -> bool:
         """A flush cannot be taken back, and changes no state that an undo would restore."""
         return self.old != self.new
+
+    @property
+    def parks(self) -> bool:
+        """Every rank is idle, and admits nothing, when it commits."""
+        return self.operation.kind not in UNPARKED
+
+    @property
+    def stages(self) -> bool:
+        """It prepares for long; the caller's deadline counts from the end of that."""
+        return self.operation.kind in WEIGHT_UPDATES
+
+    @property
+    def is_repair(self) -> bool:
+        """It converges ranks instead of changing them."""
+        return self.operation.kind is OperationKind.REPAIR
 
 
 @dataclass(slots=True)
@@ -111,3 +145,42 @@ class Seen:
     at: float
     view: View
     places: Places | None
+
+
+def started(current: Current) -> Started:
+    """What the journal keeps of an operation that begins: a list of every tensor is not needed to
+    end it."""
+    operation = current.operation
+    if isinstance(operation, UpdateWeightsFromDistributed):
+        operation = msgspec.structs.replace(operation, names=[], dtypes=[], shapes=[])
+    return Started(
+        op=current.op,
+        op_id=current.op_id,
+        operation=operation,
+        mode=current.mode,
+        att=current.att,
+        timeout_s=current.timeout_s,
+        incs=current.incs,
+        old=current.old,
+        new=current.new,
+        requested_by=current.requested_by,
+    )
+
+
+def recovered(record: Started, decided: Decided | None, att: int, now: float) -> Current:
+    """An operation of an earlier frontend, to be ended by this one."""
+    return Current(
+        op=record.op,
+        op_id=record.op_id,
+        operation=record.operation,
+        mode=record.mode,
+        att=att,
+        timeout_s=record.timeout_s,
+        started_at=now,
+        deadline=now,
+        start_by=now,
+        incs=record.incs,
+        old=record.old,
+        new=(decided.new if decided is not None else None) or record.new,
+        requested_by=record.requested_by,
+    )

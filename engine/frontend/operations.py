@@ -14,15 +14,20 @@ from dataclasses import dataclass, field
 
 from engine.config import OperationTimes
 from engine.frontend.coordinator import Coordinator
-from engine.frontend.journal_records import JournalFullError, JournalIndex, Sealed
+from engine.frontend.journal_records import JournalFullError, JournalIndex, Noted, Sealed
 from engine.frontend.operation_state import Current, JournalLike
+from engine.ipc.messages import ServingState
 from engine.protocol import (
     MAX_TIMEOUT_S,
+    UNPARKED,
+    WEIGHT_UPDATES,
+    AbortRequests,
     ErrorCode,
     Mode,
     Operation,
     OperationResult,
     OperationView,
+    Outcome,
     ProtocolError,
     QueryStatus,
 )
@@ -40,6 +45,14 @@ class Follower:
     queue: asyncio.Queue[OperationView | OperationResult] = field(default_factory=asyncio.Queue)
 
 
+def _same(operation: Operation, old: ServingState, op_id: str) -> ServingState:
+    return old
+
+
+def _none(operation: AbortRequests) -> tuple[int, Callable[[], None]]:
+    return 0, lambda: None
+
+
 class Operations:
     """The engine's operations. `view` renders the pending one."""
 
@@ -52,13 +65,21 @@ class Operations:
         drive: Callable[[], None],
         view: Callable[[Current], OperationView],
         clock: Callable[[], float] = time.monotonic,
+        new_state: Callable[[Operation, ServingState, str], ServingState] = _same,
+        to_abort: Callable[[AbortRequests], tuple[int, Callable[[], None]]] = _none,
+        noted: Callable[[OperationResult], None] = lambda _: None,
     ) -> None:
+        """`new_state` says where an operation leads; `to_abort` how many requests it would end, and
+        ends them when called; `noted` hears of what was done at once."""
         self._coordinator = coordinator
         self._journal = journal
         self._times = times
         self._drive = drive
         self._view = view
         self._clock = clock
+        self._new_state = new_state
+        self._to_abort = to_abort
+        self.noted = noted
         self._followers: list[Follower] = []
         self._told: tuple[object, ...] = ()
         self._told_at = 0.0
@@ -87,6 +108,8 @@ class Operations:
         if known is not None:
             return known
         now = self._clock()
+        if isinstance(operation, AbortRequests):
+            return self._abort_requests(op_id, operation, mode, now)
         mode = self._checked_mode(mode, timeout_s)
         if start_by is not None and start_by < now:
             raise ProtocolError(
@@ -94,11 +117,13 @@ class Operations:
                 f"this command came {now - start_by:.1f} s after the last moment it may start",
             )
         patience_s = max(timeout_s, _MIN_PATIENCE_S)
-        if mode not in (Mode.WAIT, Mode.DRAIN):
+        if mode not in (Mode.WAIT, Mode.DRAIN) or operation.kind in UNPARKED:
             patience_s = self._quick_s(timeout_s)
         deadline = now + patience_s
         if start_by is not None and mode in (Mode.WAIT, Mode.DRAIN):
             deadline = min(deadline, start_by)
+        if operation.kind in WEIGHT_UPDATES:
+            start_by = math.inf if start_by is None else start_by
         desired = self._index.desired
         self._coordinator.now = now
         self._coordinator.submit(
@@ -109,17 +134,48 @@ class Operations:
                 mode=mode,
                 att=1,
                 timeout_s=timeout_s,
+                patience_s=patience_s,
                 started_at=now,
                 deadline=deadline,
                 start_by=deadline if start_by is None else max(start_by, deadline),
                 incs={},
                 old=desired,
-                new=desired,  # a flush changes no state
+                new=self._new_state(operation, desired, op_id),
                 requested_by=requested_by,
             )
         )
         follower = self._follow(op_id)
         self._drive()
+        return follower
+
+    def _abort_requests(
+        self, op_id: str, operation: AbortRequests, mode: Mode, now: float
+    ) -> Follower:
+        """Done at once, whatever else is pending: recorded first, so that it is done once."""
+        if not self._coordinator.is_ready:
+            raise ProtocolError(ErrorCode.NOT_READY, "the engine is still recovering")
+        count, abort = self._to_abort(operation)
+        epoch = self._index.epoch
+        result = OperationResult(
+            op_id=op_id,
+            kind=operation.kind,
+            mode=mode,
+            outcome=Outcome.SUCCEEDED,
+            message=f"{count} requests were ended" if count != 1 else "1 request was ended",
+            ranks=[],
+            started_clock_s=now,
+            finished_clock_s=now,
+            epoch=epoch.text if epoch else "",
+            interrupted=count,
+        )
+        try:
+            self._journal.append(Noted(result=result))
+        except JournalFullError as error:
+            raise ProtocolError(ErrorCode.JOURNAL_UNAVAILABLE, str(error)) from error
+        abort()
+        follower = Follower(op_id)
+        follower.queue.put_nowait(result)
+        self.noted(result)
         return follower
 
     def _known(self, op_id: str) -> Follower | None:
@@ -272,7 +328,7 @@ class Operations:
             return None
         view = self._view(current)
         moved = (view.phase, view.attempt, view.mode, view.deadline_clock_s)
-        parts = tuple((r.state, r.places) for r in view.ranks)
+        parts = tuple((r.state, r.places, r.staging) for r in view.ranks)
         signature = (*moved, parts, view.held_requests)
         if signature == self._told:
             return None

@@ -9,11 +9,23 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from engine.ipc.messages import Word
-from engine.protocol import Outcome, Phase, Places, RankResult, RankState
+from engine.frontend.operation_state import Verdict
+from engine.ipc.messages import Said, ServingState, Word
+from engine.protocol import (
+    OperationResult,
+    Outcome,
+    Phase,
+    Places,
+    RankResult,
+    RankState,
+)
 
 if TYPE_CHECKING:
     from engine.frontend.operation_state import Current, Seen
+    from engine.frontend.rank_table import RankTable
+
+
+NOT_IDLE = "not idle"  # a rank's reason to refuse, the only one that busy places explain
 
 
 class RankEnd(StrEnum):
@@ -28,6 +40,45 @@ class RankEnd(StrEnum):
         """What an answer proves."""
         new = (Word.COMMITTED, Word.UNDO_FAILED)
         return cls.NEW if word in new else cls.OLD
+
+
+def note_answer(current: Current, said: Said) -> None:
+    """Keep what a rank told along with its word; an answer that is sent again says the same."""
+    rank = said.rank
+    if said.message:
+        current.messages[rank] = said.message
+    if said.word is Word.REFUSED and said.message == NOT_IDLE:
+        current.refused[rank] = said.places
+    if said.new is not None:
+        current.prepared[rank] = said.new
+    current.interrupted[rank] = max(said.interrupted, current.interrupted.get(rank, 0))
+    if said.effect_s is not None:
+        current.effect_s[rank] = said.effect_s
+
+
+def agree(current: Current) -> Verdict:
+    """Every rank would serve the same state, or none takes it."""
+    states = current.prepared
+    if len(set(map(repr, states.values()))) > 1:
+        current.fault = "the ranks do not hold the same weights: " + ", ".join(
+            f"rank {rank} {state.weights.checksum}" for rank, state in sorted(states.items())
+        )
+        return Verdict.FAILED
+    current.new = next(iter(states.values()), current.new)
+    return Verdict.READY
+
+
+def repaired(ranks: RankTable, current: Current, rank: int, inc: int) -> RankEnd | None:
+    """How a rank's repair ended; None while it goes on."""
+    if not ranks.lives(rank, inc):
+        return RankEnd.DEAD
+    if ranks.is_proven(rank) and not ranks.is_fenced(rank):
+        return RankEnd.NEW
+    seen = ranks.seen.get(rank)
+    if seen is not None and seen.view.converged_op == current.op and ranks.is_fenced(rank):
+        current.messages[rank] = seen.view.note
+        return RankEnd.OLD
+    return None
 
 
 def judge(ends: Mapping[int, RankEnd], *, undone: bool) -> Outcome:
@@ -67,7 +118,16 @@ def rank_results(
             message = _why_not(current, outcome, rank)
         if places is not None and not places.is_idle and end is not RankEnd.DEAD:
             message = f"{message}: {places}"
-        results.append(RankResult(dp_rank=rank, state=state, message=message, places=places))
+        results.append(
+            RankResult(
+                dp_rank=rank,
+                state=state,
+                message=message,
+                places=places,
+                interrupted=current.interrupted.get(rank, 0),
+                effect_s=current.effect_s.get(rank),
+            )
+        )
     return results
 
 
@@ -120,3 +180,36 @@ def _why_failed(current: Current, ends: Mapping[int, RankEnd], busy: str) -> str
         return f"rank {dead[0]} died; no living rank changed"
     named = [f"rank {rank}: {text}" for rank, text in sorted(current.messages.items())]
     return "; ".join(named) or "no rank changed"
+
+
+def result_of(
+    current: Current,
+    outcome: Outcome,
+    ends: Mapping[int, RankEnd],
+    seen: Mapping[int, Seen],
+    *,
+    desired: ServingState,
+    now: float,
+    epoch: str,
+    held: int,
+) -> OperationResult:
+    """The end of an operation, as it is recorded and told."""
+    since, prepared = current.held_since, current.prepared_at
+    may_change = current.has_inverse or current.stages
+    return OperationResult(
+        op_id=current.op_id,
+        kind=current.operation.kind,
+        mode=current.mode,
+        outcome=outcome,
+        message=describe(current, outcome, ends, seen),
+        ranks=rank_results(current, outcome, ends, seen),
+        started_clock_s=current.started_at,
+        finished_clock_s=now,
+        epoch=epoch,
+        weights=desired.weights if may_change else None,
+        weights_before=current.old.weights if may_change else None,
+        interrupted=sum(current.interrupted.values()),
+        held_requests=held,
+        pause_s=None if since is None else now - since,
+        staged_s=prepared - current.started_at if prepared and current.stages else None,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from engine.frontend.journal_records import JournalIndex
 from engine.frontend.operation_state import Seen
 from engine.ipc.messages import RankPhase, Report, Said, Word
+from engine.protocol import ErrorCode, ProtocolError
 
 
 class RankTable:
@@ -73,6 +74,16 @@ class RankTable:
             and seen.view.state == self._index.desired
         )
 
+    def has_state(self, rank: int) -> bool:
+        """It holds a state, whichever."""
+        seen = self.seen.get(rank)
+        return seen is not None and seen.view.state is not None
+
+    def is_fenced(self, rank: int) -> bool:
+        """It serves nothing until it is repaired."""
+        seen = self.seen.get(rank)
+        return seen is not None and seen.view.phase is RankPhase.FENCED
+
     def is_routable(self, rank: int) -> bool:
         """Proven and open: a request sent there is served."""
         return self.is_proven(rank) and not self.seen[rank].view.closed
@@ -87,6 +98,18 @@ class RankTable:
         if rank not in self.alive:
             return "down"
         seen = self.seen.get(rank)
-        if seen is None or seen.inc != self.alive[rank] or seen.view.state is None:
+        if seen is None or seen.inc != self.alive[rank]:
             return "starting"
-        return "fenced" if seen.view.phase is RankPhase.FENCED else "converging"
+        if seen.view.phase is RankPhase.FENCED:
+            return "fenced"
+        return "starting" if seen.view.state is None else "converging"
+
+
+def refuse_unless_proven(ranks: RankTable, dp_size: int) -> None:
+    """Success means every rank. Raises ProtocolError, naming the first that could not take part."""
+    for rank in range(dp_size):
+        if not ranks.is_proven(rank):
+            raise ProtocolError(
+                ErrorCode.RANK_NOT_READY,
+                f"rank {rank} is {ranks.why_unproven(rank)}; an operation needs every rank",
+            )

@@ -246,6 +246,10 @@ class RequestManager:
             ),
         )
 
+    def is_active(self, rid: str) -> bool:
+        """A live request has this id."""
+        return rid in self._active
+
     @property
     def num_held(self) -> int:
         """Requests that wait at the frontend."""

@@ -25,6 +25,8 @@ def submit_all(
     frontend: Frontend, tokenizer: Tokenizer, requests: Sequence[NewRequest]
 ) -> list[Completion]:
     """Submit all or none. Raises HTTPError."""
+    if frontend.refusal:
+        raise HTTPError(503, frontend.refusal, retry_after_s=1)
     if not frontend.requests.has_room(len(requests)):
         raise _full()
     submitted: list[Completion] = []

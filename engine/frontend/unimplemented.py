@@ -75,3 +75,19 @@ SCORE: Unimplemented = {
     "query_embed_overrides": (None,),
     "item_embed_overrides": (None,),
 }
+_OF_AN_UPDATE: Unimplemented = {
+    "is_async": (None, False),
+    "keep_pause": (None, False),
+    "token_step": (None, 0),
+    "manifest": (None,),
+    "recapture_cuda_graph": (None, False),
+    "selector": (None, "all", "target"),
+}
+UPDATE_FROM_DISK: Unimplemented = _OF_AN_UPDATE
+UPDATE_FROM_TENSOR: Unimplemented = _OF_AN_UPDATE | {"load_format": (None, "safetensors")}
+UPDATE_FROM_DISTRIBUTED: Unimplemented = _OF_AN_UPDATE
+WEIGHTS_CHECKER: Unimplemented = {
+    "allow_quant_error": (None, False),
+    "skip_tensor_list": (None, []),
+    "selector": (None, "all", "target"),
+}

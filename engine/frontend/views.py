@@ -27,7 +27,12 @@ def rank_view(
         proven=table.is_proven(rank),
         idle=online and places.is_idle,
         places=places,
-        weight_version=state.weight_version if state else "",
+        weight_version=state.weights.version if state else "",
+        weight_checksum=state.weights.checksum if state else "",
+        condition="" if table.is_proven(rank) else table.why_unproven(rank),
+        note=seen.view.note if seen else "",
+        prefill_tokens_per_s=stats.prefill_tokens_per_s if stats else None,
+        staging=stats.staging if stats else None,
         storage_backend=state.storage_backend if state else None,
         kv=stats.kv if stats else None,
         hit_rate=stats.hit_rate if stats else None,
@@ -58,6 +63,8 @@ def operation_view(
         awaited_ranks=[r.dp_rank for r in ranks if r.state is RankState.WAITING],
         ranks=ranks,
         requested_by=current.requested_by,
+        held_since_clock_s=current.held_since,
+        weights=current.new.weights if current.has_inverse else None,
     )
 
 
@@ -72,4 +79,12 @@ def _progress(current: Current, rank: int, stats: RankStats | None) -> RankResul
     message = current.messages.get(rank, "")
     if state is RankState.WAITING and places is not None and not places.is_idle:
         message = str(places)
-    return RankResult(dp_rank=rank, state=state, message=message, places=places)
+    return RankResult(
+        dp_rank=rank,
+        state=state,
+        message=message,
+        places=places,
+        interrupted=current.interrupted.get(rank, 0),
+        staging=stats.staging if stats and current.stages else None,
+        effect_s=current.effect_s.get(rank),
+    )

@@ -11,7 +11,17 @@ from enum import StrEnum
 import msgspec
 
 from engine.ipc.sampling import SamplingParams
-from engine.protocol import KVUsage, Mode, Operation, Places
+from engine.protocol import (
+    KVUsage,
+    MemoryTag,
+    Mode,
+    Operation,
+    PauseMode,
+    Places,
+    Staging,
+    TrainerGroup,
+    WeightsView,
+)
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,9 +31,16 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class ServingState(Struct, frozen=True, kw_only=True):
     """What an operation may change for good, and what a rank must prove before it serves."""
 
-    weight_version: str = "default"
-    weight_checksum: str = ""
+    weights: WeightsView = WeightsView(version="default")
     storage_backend: str | None = None
+    paused: PauseMode | None = None
+    released: tuple[MemoryTag, ...] = ()
+    needs_weights: bool = False  # the memory of its weights is back, their contents are not
+
+    @property
+    def serves(self) -> bool:
+        """A rank in this state may compute."""
+        return self.paused is None and not self.released and not self.needs_weights
 
 
 class RankPhase(StrEnum):
@@ -146,8 +163,67 @@ class AbortRequest(ToRank, frozen=True, kw_only=True, tag="abort_request"):
     message: str = "Aborted"
 
 
+class JoinGroup(Struct, frozen=True, kw_only=True, tag="join_group"):
+    """Join a trainer's group, within the time of the call."""
+
+    group: TrainerGroup
+
+
+class LeaveGroup(Struct, frozen=True, kw_only=True, tag="leave_group"):
+    """Leave a group; harmless when this rank is in none of that name."""
+
+    group_name: str
+
+
+class ReceiveTensors(Struct, frozen=True, kw_only=True, tag="receive_tensors"):
+    """Receive these broadcasts and keep them for `session`."""
+
+    session: str
+    group_name: str
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    load_format: str | None = None
+
+
+class DropTensors(Struct, frozen=True, kw_only=True, tag="drop_tensors"):
+    """Forget what was received for `session`."""
+
+    session: str
+
+
+class ReadTensor(Struct, frozen=True, kw_only=True, tag="read_tensor"):
+    """The first numbers of a tensor as it is served."""
+
+    name: str
+    truncate_size: int
+
+
+class ReadChecksums(Struct, frozen=True, kw_only=True, tag="read_checksums"):
+    """The checksum of every tensor, computed anew from what is served if `recompute`."""
+
+    recompute: bool = True
+
+
+class EmptyCache(Struct, frozen=True, kw_only=True, tag="empty_cache"):
+    """Give cached device memory back to the driver."""
+
+
+Question = (
+    JoinGroup | LeaveGroup | ReceiveTensors | DropTensors | ReadTensor | ReadChecksums | EmptyCache
+)
+
+
+class Ask(ToRank, frozen=True, kw_only=True, tag="ask"):
+    """Something that changes no serving state; answered by Answered, off the scheduler's thread."""
+
+    call: int
+    question: Question
+    timeout_s: float
+
+
 ControlMessage = AskState | Prepare | Park | Commit | Undo | Abort | Release | Converge
-ToRankMessage = ControlMessage | Generate | AbortRequest
+ToRankMessage = ControlMessage | Generate | AbortRequest | Ask
 
 
 # ---- rank → frontend -------------------------------------------------------------------------
@@ -160,6 +236,8 @@ class View(Struct, frozen=True, kw_only=True):
     phase: RankPhase
     ctx: int  # operation it is in, 0 for none
     closed: bool  # admits nothing
+    converged_op: int = 0  # of the newest CONVERGE that it has taken up
+    note: str = ""  # why it could not take the desired state
 
 
 class FromRank(Struct, frozen=True, kw_only=True):
@@ -189,6 +267,9 @@ class RankStats(Struct, frozen=True, kw_only=True):
     flushes_total: int = 0
     violations_total: int = 0
     violation: str = ""
+    prefill_tokens_per_s: float | None = None
+    staging: Staging | None = None
+    empty_cache_total: int = 0  # times cached device memory was given back
 
 
 class Report(FromRank, frozen=True, kw_only=True, tag="report"):
@@ -208,6 +289,9 @@ class Said(FromRank, frozen=True, kw_only=True, tag="said"):
     word: Word
     message: str = ""
     places: Places | None = None
+    new: ServingState | None = None  # PREPARED: the state that it would serve, checksum and all
+    interrupted: int = 0  # requests that it retracted or aborted for this operation
+    effect_s: float | None = None  # COMMITTED: how long it took
 
 
 class FinishReason(Struct, frozen=True, kw_only=True):
@@ -265,9 +349,24 @@ class Ready(FromRank, frozen=True, kw_only=True, tag="ready"):
     eos_ids: list[int]
     device: str
     dtype: str
+    weights: WeightsView  # as it was started with them
+    tensors: list[tuple[str, list[int]]] = []  # every tensor's name and shape
 
 
-FromRankMessage = Report | Said | Tokens | Loading | Ready
+class Answered(FromRank, frozen=True, kw_only=True, tag="answered"):
+    """The answer to Ask. `error` says why not; the lists are filled as the question asks."""
+
+    call: int
+    error: str = ""
+    numbers: list[float] = []
+    shape: list[int] = []
+    checksums: dict[str, str] = {}
+    checksum: str = ""
+    tensors: int = 0
+    bytes: int = 0
+
+
+FromRankMessage = Report | Said | Tokens | Loading | Ready | Answered
 
 
 # ---- frontend ↔ launch -----------------------------------------------------------------------

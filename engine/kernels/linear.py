@@ -34,6 +34,15 @@ class Linear:
         self._is_packed = weight.device.type == "cpu" and can_pack(weight.dtype)
         self._weight = _pack(weight) if self._is_packed else weight.contiguous()
 
+    def dense(self) -> torch.Tensor:
+        """Return the weight (n, k) as it was given."""
+        return self._weight.to_dense() if self._is_packed else self._weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The bias (n,)."""
+        return self._bias
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x (T, k) to (T, n)."""
         if self._is_packed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -32,8 +33,15 @@ class StepModel(Protocol):
     def load(self, source: TensorSource) -> None:
         """Take the weights, in place if there are some already."""
 
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor under its Hugging Face name, on the CPU, from what is computed with:
+        the inverse of `load`, bit for bit."""
+
     def bind(self, pool: DevicePool) -> None:
         """Use `pool`, whose layout is `kv_layout`, from now on."""
+
+    def unbind(self) -> None:
+        """Let go of the pool; nothing is computed until another is bound."""
 
     def greedy(self, inputs: StepInputs) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the most likely token of each row (R,), and whether its logits are finite."""

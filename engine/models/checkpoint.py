@@ -1,19 +1,16 @@
 """Reads the tensors of a Hugging Face folder, in one safetensors file or several shards.
 
-Files are mapped, not copied, and nothing is ever unpickled. Knows names, shapes and files; what the
-tensors are for is the model's business.
+Nothing is ever unpickled, and nothing mapped: a file that changes while it is read is an error.
+Knows names, shapes and files; what the tensors are for is the model's business.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.models.errors import (
     MissingTensorError,
@@ -22,93 +19,86 @@ from engine.models.errors import (
     TensorShapeError,
     UnexpectedTensorError,
 )
+from engine.tensorfiles.errors import TensorFileError
+from engine.tensorfiles.folder import TensorFolder, TensorNameError, open_folder, open_parts
+from engine.tensorfiles.header import read_into
+from engine.tensorfiles.paths import Roots
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-DTYPES = {"BF16", "F16", "F32"}
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 class Checkpoint:
     """The tensors of a folder by name, read from disk when asked for."""
 
-    def __init__(self, files: Mapping[str, safe_open]) -> None:
-        """Take the open file of each tensor name."""
-        self._files = files
+    def __init__(self, folder: TensorFolder) -> None:
+        """Take an open folder; whoever opened it closes it."""
+        self._places = folder.places
+        self.size_bytes = folder.size_bytes
 
     def names(self) -> set[str]:
         """Return the names of all tensors."""
-        return set(self._files)
+        return set(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the stored shape; reads no data. Raises MissingTensorError."""
-        return tuple(self._slice(name).get_shape())
+        if name not in self._places:
+            raise MissingTensorError(name)
+        return self._places[name].entry.shape
 
     def check(self, expected: Shapes, ignored: frozenset[str] = frozenset()) -> None:
         """Raise a TensorError unless names, shapes and formats are just those `expected`."""
         for name, shape in expected.items():
             if self.shape(name) != shape:
                 raise TensorShapeError(name, self.shape(name), shape)
-            dtype = self._slice(name).get_dtype()
+            dtype = self._places[name].entry.dtype
             if dtype not in DTYPES:
                 raise TensorDtypeError(name, dtype)
         for name in sorted(self.names() - set(expected) - ignored):
             raise UnexpectedTensorError(name)
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor in `dtype`, on the CPU. Raises MissingTensorError."""
-        if name not in self._files:
+        """Return a tensor in `dtype`, on the CPU. Raises MissingTensorError, ModelFileError."""
+        if name not in self._places:
             raise MissingTensorError(name)
-        tensor: torch.Tensor = self._files[name].get_tensor(name)  # type: ignore[no-untyped-call]  # Rust
-        return tensor.to(dtype)
-
-    def _slice(self, name: str) -> Any:  # safetensors gives its slices no public type
-        if name not in self._files:
-            raise MissingTensorError(name)
-        return self._files[name].get_slice(name)  # type: ignore[no-untyped-call]  # Rust
+        place = self._places[name]
+        if place.entry.dtype not in DTYPES:
+            raise TensorDtypeError(name, place.entry.dtype)
+        data = torch.empty(place.entry.size_bytes, dtype=torch.uint8)
+        try:
+            read_into(place.fd, memoryview(data.numpy()), place.entry.offset)
+        except (OSError, ValueError) as error:
+            raise ModelFileError(place.path, f"tensor {name}: {error}") from error
+        return data.view(DTYPES[place.entry.dtype]).view(place.entry.shape).to(dtype)
 
 
 @contextmanager
-def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
-    """Open all shards of `folder` for the time of the block. Raises ModelFileError, TensorError."""
-    with ExitStack() as stack:
-        files: dict[str, safe_open] = {}
-        for path, names in _shards(folder).items():
-            shard = stack.enter_context(_open(path))
-            held = set(shard.keys())
-            for name in sorted((names or held) - held):
-                raise MissingTensorError(name)
-            for name in sorted(held - (names or held)):
-                raise UnexpectedTensorError(name, f"{path.name} has it, the index does not")
-            files |= dict.fromkeys(held, shard)
-        yield Checkpoint(files)
+def open_checkpoint(folder: Path, roots: Roots | None = None) -> Iterator[Checkpoint]:
+    """Open all shards of `folder` for the time of the block. Raises ModelFileError, TensorError.
+
+    With `roots`, every file must lie under one of them, links included.
+    """
+    with _told(lambda: open_folder(folder, roots)) as opened:
+        yield Checkpoint(opened)
 
 
-def _shards(folder: Path) -> dict[Path, set[str] | None]:
-    """Return each file with the names that the index puts there; None where there is no index."""
-    index = folder / INDEX_FILE
-    if not index.exists():
-        return {folder / SINGLE_FILE: None}
+@contextmanager
+def open_uploaded(folder: Path) -> Iterator[Checkpoint]:
+    """Open every safetensors file of a folder of ours. Raises ModelFileError, TensorError."""
+    with _told(lambda: open_parts(folder)) as opened:
+        yield Checkpoint(opened)
+
+
+@contextmanager
+def _told(opening: Callable[[], TensorFolder]) -> Iterator[TensorFolder]:
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        pairs = [(str(name), str(file)) for name, file in weight_map.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFileError(index, f"not a readable index: {error!r}") from error
-    shards: dict[Path, set[str] | None] = {}
-    for name, file in pairs:
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            raise ModelFileError(index, f"names no safetensors file of the folder: {file!r}")
-        names = shards.setdefault(folder / file, set())
-        assert names is not None
-        names.add(name)
-    return shards
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt")
-    except OSError as error:
-        raise ModelFileError(path, error.strerror or str(error)) from error
-    except SafetensorError as error:
-        raise ModelFileError(path, f"not a readable safetensors file: {error}") from error
+        opened = opening()
+    except TensorNameError as error:
+        if error.is_missing:
+            raise MissingTensorError(error.name) from error
+        raise UnexpectedTensorError(error.name, error.detail) from error
+    except TensorFileError as error:
+        raise ModelFileError(error.path, error.reason) from error
+    with opened:
+        yield opened

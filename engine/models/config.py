@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.models.errors import ConfigError, ModelFileError, UnsupportedModelError
+from engine.tensorfiles.errors import TensorFileError
+from engine.tensorfiles.folder import read_text
+from engine.tensorfiles.paths import Roots
 
 Settings = Mapping[str, Any]  # parsed JSON: each reader below checks the type it needs
 
@@ -85,14 +88,16 @@ class ModelConfig:
     eos_ids: frozenset[int]
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Read config.json, and generation_config.json if there is one.
+def read_config(folder: Path, roots: Roots | None = None) -> ModelConfig:
+    """Read config.json, and generation_config.json if there is one; under `roots` only, if given.
 
     Raises ModelFileError, ConfigError or UnsupportedModelError.
     """
-    settings = _read_json(folder / "config.json")
+    settings = _read_json(folder / "config.json", roots)
+    ends = _eos_ids(settings)
     generation = folder / "generation_config.json"
-    ends = _eos_ids(settings) | (_eos_ids(_read_json(generation)) if generation.exists() else set())
+    if generation.exists():
+        ends |= _eos_ids(_read_json(generation, roots))
     return parse_config(settings, frozenset(ends))
 
 
@@ -156,11 +161,11 @@ def _check(config: ModelConfig) -> None:
         raise ConfigError("eos_token_id", f"{bad_ids[0]} is not in the vocabulary")
 
 
-def _read_json(path: Path) -> Settings:
+def _read_json(path: Path, roots: Roots | None) -> Settings:
     try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelFileError(path, error.strerror or str(error)) from error
+        parsed = json.loads(read_text(path, roots))
+    except TensorFileError as error:
+        raise ModelFileError(path, error.reason) from error
     except ValueError as error:
         raise ModelFileError(path, f"not JSON: {error}") from error
     if not isinstance(parsed, dict):

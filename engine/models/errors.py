@@ -58,6 +58,13 @@ class UnexpectedTensorError(TensorError):
         super().__init__(name, reason)
 
 
+class NonFiniteTensorError(TensorError):
+    """A tensor holds NaN or infinity: every answer made with it would be garbage."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "holds NaN or infinity")
+
+
 class TensorShapeError(TensorError):
     """A tensor's shape is not the one that config.json implies."""
 

@@ -6,6 +6,7 @@ biases of q, k and v to a Llama's tensors, Qwen3 norms of each head's q and k.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +119,40 @@ def layer_weights(
         q_norm=read("self_attn.q_norm") if config.has_qk_norm else None,
         k_norm=read("self_attn.k_norm") if config.has_qk_norm else None,
     )
+
+
+def named_top(top: TopWeights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors outside the layers under their names: the inverse of `top_weights`."""
+    yield EMBED, top.embed
+    yield NORM, top.norm
+    if not config.is_tied:
+        yield HEAD, top.head
+
+
+def named_layer(
+    weights: LayerWeights, config: ModelConfig, layer: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a layer's tensors under their names: the inverse of `layer_weights`."""
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = [f"self_attn.{part}_proj" for part in "qkv"]
+    fused = [
+        (attention, "weight", weights.qkv, (q, kv, kv)),
+        (attention, "bias", weights.qkv_bias, (q, kv, kv)),
+        (["mlp.gate_proj", "mlp.up_proj"], "weight", weights.gate_up, (config.ffn_size,) * 2),
+    ]
+    for parts, kind, tensor, sizes in fused:
+        if tensor is not None:
+            for part, one in zip(parts, tensor.split(sizes), strict=True):
+                yield _name(layer, part, kind), one
+    single = {
+        "input_layernorm": weights.norm1,
+        "self_attn.o_proj": weights.o,
+        "post_attention_layernorm": weights.norm2,
+        "mlp.down_proj": weights.down,
+        "self_attn.q_norm": weights.q_norm,
+        "self_attn.k_norm": weights.k_norm,
+    }
+    yield from ((_name(layer, part), one) for part, one in single.items() if one is not None)
 
 
 def _name(layer: int, part: str, kind: str = "weight") -> str:

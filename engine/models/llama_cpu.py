@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -19,7 +20,14 @@ from engine.memory.host_arena import HostArena
 from engine.memory.kv_layout import KVLayout
 from engine.models.base import TensorSource
 from engine.models.config import ModelConfig
-from engine.models.llama import LayerWeights, TopWeights, layer_weights, top_weights
+from engine.models.llama import (
+    LayerWeights,
+    TopWeights,
+    layer_weights,
+    named_layer,
+    named_top,
+    top_weights,
+)
 from engine.models.rope import rope_tables
 from engine.models.step_inputs import StepInputs
 
@@ -100,6 +108,27 @@ class LlamaCPU:
     def _packed_like(self, weight: torch.Tensor) -> torch.Tensor:
         return self._arena.zeros((self._library.packed_elements(weight),), weight.dtype)
 
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor under its name, unpacked from what is computed with."""
+        assert self._top is not None, "no weights are loaded"
+        c, top = self._config, self._top
+        head = top.embed if c.is_tied else self._dense(top.head, c.vocab_size, c.hidden_size)
+        yield from named_top(TopWeights(top.embed, top.norm, head), c)
+        qkv = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        for index, kept in enumerate(self._layers):
+            dense = LayerWeights(
+                norm1=kept.norm1,
+                qkv=self._dense(kept.qkv, qkv, c.hidden_size),
+                o=self._dense(kept.o, c.hidden_size, c.num_heads * c.head_dim),
+                norm2=kept.norm2,
+                gate_up=self._dense(kept.gate_up, 2 * c.ffn_size, c.hidden_size, halves=True),
+                down=self._dense(kept.down, c.hidden_size, c.ffn_size),
+            )
+            yield from named_layer(dense, c, index)
+
+    def _dense(self, packed: torch.Tensor, n: int, k: int, *, halves: bool = False) -> torch.Tensor:
+        return self._library.unpack(packed, (n, k), halves=halves)
+
     def bind(self, pool: DevicePool) -> None:
         """Point the library at the weights and at `pool`."""
         assert self._top is not None, "load the weights before binding a pool"
@@ -111,6 +140,10 @@ class LlamaCPU:
             tensors = [getattr(weights, name) for name in TENSORS]
             pointers = [t.data_ptr() for t in (*tensors, pool.k[index], pool.v[index])]
             self._library.set_layer(self._handle, index, ctypes.byref(CLayer(*pointers)))
+
+    def unbind(self) -> None:
+        """Let go of the pool; the library is told of another before the next step."""
+        self._pool = None
 
     def _new_handle(self, top: TopWeights) -> int:
         c = self._config

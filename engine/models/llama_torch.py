@@ -5,6 +5,8 @@ The residual stream is fp32, as in the compiled library; linears and KV are in t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
@@ -22,7 +24,14 @@ from engine.memory.device_pool import DevicePool
 from engine.memory.kv_layout import KVLayout
 from engine.models.base import TensorSource
 from engine.models.config import ModelConfig
-from engine.models.llama import LayerWeights, layer_weights, top_weights
+from engine.models.llama import (
+    LayerWeights,
+    TopWeights,
+    layer_weights,
+    named_layer,
+    named_top,
+    top_weights,
+)
 from engine.models.rope import rope_tables
 from engine.models.step_inputs import StepInputs
 
@@ -43,6 +52,7 @@ class LlamaTorch:
         cos, sin = rope_tables(config, config.context_len)
         self._cos, self._sin = cos.to(device), sin.to(device)  # (context, D/2)
         self._layers: list[_Layer] = []
+        self._pool: DevicePool | None = None
 
     def load(self, source: TensorSource) -> None:
         """Take the weights."""
@@ -56,10 +66,25 @@ class LlamaTorch:
             for index in range(self._config.num_layers)
         ]
 
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor under its name, on the CPU, from what is computed with."""
+        c = self._config
+        head = self._embed if c.is_tied else self._head.dense()
+        found = list(named_top(TopWeights(self._embed, self._norm, head), c))
+        for name, tensor in found:
+            yield name, tensor.cpu()
+        for index, layer in enumerate(self._layers):
+            for name, tensor in named_layer(layer.weights(), c, index):
+                yield name, tensor.cpu()
+
     def bind(self, pool: DevicePool) -> None:
         """Use `pool` from now on."""
         assert pool.layout == self.kv_layout, f"{pool.layout} != {self.kv_layout}"
         self._pool = pool
+
+    def unbind(self) -> None:
+        """Let go of the pool."""
+        self._pool = None
 
     def greedy(self, inputs: StepInputs) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the most likely token of each row (R,), and whether its logits are finite."""
@@ -79,12 +104,14 @@ class LlamaTorch:
 
     def hidden(self, inputs: StepInputs) -> torch.Tensor:
         """Return the rows' state after the last norm (R, hidden)."""
+        pool = self._pool
+        assert pool is not None, "bind a pool first"
         plan = make_plan(inputs, self.kv_layout.page_size, self._device)
         pos = self._send(inputs.pos)
         cos, sin = self._cos[pos][:, None], self._sin[pos][:, None]  # (T, 1, D/2)
         x = self._embed[self._send(inputs.ids)].float()  # (T, hidden)
         for index, layer in enumerate(self._layers):
-            k_pool, v_pool = self._pool.k[index], self._pool.v[index]
+            k_pool, v_pool = pool.k[index], pool.v[index]
             q, k, v = (
                 layer.qkv(self._rms_norm(x, layer.norm1))
                 .view(len(pos), -1, self._config.head_dim)
@@ -118,6 +145,20 @@ class _Layer:
         self.down = Linear(weights.down.to(device))
         self.q_norm = _on(weights.q_norm, device)
         self.k_norm = _on(weights.k_norm, device)
+
+    def weights(self) -> LayerWeights:
+        """The layer's tensors, unpacked."""
+        return LayerWeights(
+            norm1=self.norm1,
+            qkv=self.qkv.dense(),
+            o=self.o.dense(),
+            norm2=self.norm2,
+            gate_up=self.gate_up.dense(),
+            down=self.down.dense(),
+            qkv_bias=self.qkv.bias,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+        )
 
 
 def _on(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:

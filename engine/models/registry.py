@@ -16,6 +16,7 @@ from engine.log import get_logger
 from engine.models.base import StepModel
 from engine.models.checkpoint import open_checkpoint
 from engine.models.config import ModelConfig
+from engine.models.digest import Digest, DigestingSource
 from engine.models.llama import check_checkpoint
 from engine.models.llama_cpu import LlamaCPU, why_unsupported
 from engine.models.llama_torch import LlamaTorch
@@ -33,13 +34,26 @@ class Placement:
     ext_dir: Path | None  # where compiled kernels are kept
 
 
-def load_model(folder: Path, config: ModelConfig, placement: Placement) -> StepModel:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with weights, and the checksums of those."""
+
+    model: StepModel
+    digest: Digest
+
+
+def load_model(folder: Path, config: ModelConfig, placement: Placement) -> Loaded:
     """Return the model of `folder` with its weights. Raises ModelError."""
     with open_checkpoint(folder) as checkpoint:
         check_checkpoint(checkpoint, config)
-        model = _new_model(config, placement)
-        model.load(checkpoint)
-    return model
+        return load_weights(DigestingSource(checkpoint, is_checked=False), config, placement)
+
+
+def load_weights(source: DigestingSource, config: ModelConfig, placement: Placement) -> Loaded:
+    """Return a new model with the weights of `source`, whose names and shapes were checked."""
+    model = _new_model(config, placement)
+    model.load(source)
+    return Loaded(model, source.digest)
 
 
 def _new_model(config: ModelConfig, placement: Placement) -> StepModel:

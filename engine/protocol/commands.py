@@ -6,24 +6,12 @@ from typing import Annotated
 
 import msgspec
 
-from engine.protocol.types import MAX_TIMEOUT_S, Mode, OperationId, OperationKind, ShortText, Struct
+from engine.protocol.base import Struct
+from engine.protocol.operations import FileName, Operation, UploadId
+from engine.protocol.types import MAX_TIMEOUT_S, Mode, OperationId, ShortText
 
+MAX_UPLOAD_CHUNK_BYTES = 1 << 19
 Timeout = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIMEOUT_S)]
-
-
-class FlushCache(Struct, frozen=True, kw_only=True, tag="flush_cache"):
-    """Drop L1 and L2 on every rank: tree, pools, counters. L3 stays."""
-
-    empty_cache: bool = True  # also hand cached device memory back to the driver
-
-    @property
-    def kind(self) -> OperationKind:
-        """The word for this operation in views and results."""
-        return OperationKind.FLUSH_CACHE
-
-
-# One struct per operation; a union as soon as there are two.
-Operation = FlushCache
 
 
 class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
@@ -91,7 +79,38 @@ class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
     after_seq: Annotated[int, msgspec.Meta(ge=0)]
 
 
-Command = Hello | Submit | Query | ListOperations | Extend | Cancel | Force | Snapshot | Replay
+class ListCheckpoints(Struct, frozen=True, kw_only=True, tag="list_checkpoints"):
+    """Which weights could be loaded from disk, or whether `path` could."""
+
+    path: ShortText = ""
+
+
+class Upload(Struct, frozen=True, kw_only=True, tag="upload"):
+    """A run of bytes of one file for UpdateWeightsFromTensor. Sent again, it changes nothing.
+
+    Answered by Uploaded, which says how many bytes of the file have come: go on from there.
+    """
+
+    upload_id: UploadId
+    name: FileName
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    data: Annotated[bytes, msgspec.Meta(max_length=MAX_UPLOAD_CHUNK_BYTES)]
+    total_bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
+Command = (
+    Hello
+    | Submit
+    | Query
+    | ListOperations
+    | Extend
+    | Cancel
+    | Force
+    | Snapshot
+    | Replay
+    | ListCheckpoints
+    | Upload
+)
 
 
 class Request(Struct, frozen=True, kw_only=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from engine.protocol.types import OperationResult, OperationView, RankView, Struct
+from engine.protocol.base import Struct
+from engine.protocol.types import OperationResult, OperationView, RankView
+from engine.protocol.weights import MemoryTag, PauseMode, WeightsRoot, WeightsView
 
 
 class EngineState(Struct, frozen=True, kw_only=True):
@@ -19,6 +21,11 @@ class EngineState(Struct, frozen=True, kw_only=True):
     pending_operation: OperationView | None
     held_requests: int
     http_address: str
+    weights: WeightsView | None = None  # what every rank is to serve
+    weights_roots: list[WeightsRoot] = []
+    paused: PauseMode | None = None
+    released: list[MemoryTag] = []
+    needs_weights: bool = False  # their memory is back, their contents are not: nothing is served
 
 
 class StateChanged(Struct, frozen=True, kw_only=True, tag="state_changed"):

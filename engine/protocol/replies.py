@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from engine.protocol.base import Struct
 from engine.protocol.errors import ErrorCode
 from engine.protocol.events import EngineState, Event
-from engine.protocol.types import OperationResult, OperationView, QueryStatus, Struct
+from engine.protocol.types import OperationResult, OperationView, QueryStatus
+from engine.protocol.weights import CheckpointView, WeightsRoot
 
 
 class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
@@ -67,6 +69,24 @@ class EventList(Struct, frozen=True, kw_only=True, tag="events"):
     complete: bool
 
 
+class CheckpointList(Struct, frozen=True, kw_only=True, tag="checkpoints"):
+    """Answer to ListCheckpoints: the allowed roots, and the folders under them that hold weights.
+
+    For one path: just that folder, with its problem if it has one.
+    """
+
+    roots: list[WeightsRoot]
+    checkpoints: list[CheckpointView]
+
+
+class Uploaded(Struct, frozen=True, kw_only=True, tag="uploaded"):
+    """Answer to Upload."""
+
+    upload_id: str
+    name: str
+    received_bytes: int
+
+
 class Failure(Struct, frozen=True, kw_only=True, tag="failure"):
     """The command was refused; nothing changed."""
 
@@ -78,7 +98,16 @@ class Failure(Struct, frozen=True, kw_only=True, tag="failure"):
 
 
 Reply = (
-    Welcome | Answer | QueryAnswer | OperationList | Accepted | StateAnswer | EventList | Failure
+    Welcome
+    | Answer
+    | QueryAnswer
+    | OperationList
+    | Accepted
+    | StateAnswer
+    | EventList
+    | CheckpointList
+    | Uploaded
+    | Failure
 )
 
 

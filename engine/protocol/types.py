@@ -11,7 +11,10 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+from engine.protocol.base import Struct
+from engine.protocol.weights import Staging, WeightsView
+
+PROTOCOL_VERSION = 2
 
 # The longest a waiting operation may be asked to wait, in seconds (one day).
 MAX_TIMEOUT_S = 86_400.0
@@ -35,10 +38,6 @@ OperationId = Annotated[
 ShortText = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every message: immutable, named fields only, unknown fields refused."""
-
-
 class Mode(StrEnum):
     """What an operation does to requests while it waits for idle; operations.md § 2."""
 
@@ -53,6 +52,16 @@ class OperationKind(StrEnum):
     """What an operation changes."""
 
     FLUSH_CACHE = "flush_cache"
+    UPDATE_WEIGHTS_FROM_DISK = "update_weights_from_disk"
+    UPDATE_WEIGHTS_FROM_TENSOR = "update_weights_from_tensor"
+    UPDATE_WEIGHTS_FROM_DISTRIBUTED = "update_weights_from_distributed"
+    UPDATE_WEIGHT_VERSION = "update_weight_version"
+    PAUSE_GENERATION = "pause_generation"
+    CONTINUE_GENERATION = "continue_generation"
+    ABORT_REQUESTS = "abort_requests"
+    RELEASE_MEMORY = "release_memory"
+    RESUME_MEMORY = "resume_memory"
+    REPAIR = "repair"
 
 
 class Outcome(StrEnum):
@@ -153,6 +162,11 @@ class RankView(Struct, frozen=True, kw_only=True):
     waiting: int
     age_s: float  # of the report, when this view was made
     violations: int = 0  # times the page invariant did not hold at idle
+    weight_checksum: str = ""
+    condition: str = ""  # why it is not proven: down, starting, converging, fenced; "" when it is
+    note: str = ""  # what it said about that, e.g. why it could not load the desired weights
+    prefill_tokens_per_s: float | None = None  # while it last prefilled; None when it never did
+    staging: Staging | None = None
 
 
 class RankResult(Struct, frozen=True, kw_only=True):
@@ -162,6 +176,9 @@ class RankResult(Struct, frozen=True, kw_only=True):
     state: RankState
     message: str = ""
     places: Places | None = None
+    interrupted: int = 0  # requests that it retracted or aborted for this operation
+    staging: Staging | None = None  # of a weight update, while it stages and as it ended
+    effect_s: float | None = None  # how long its commit took
 
 
 class OperationView(Struct, frozen=True, kw_only=True):
@@ -180,6 +197,8 @@ class OperationView(Struct, frozen=True, kw_only=True):
     awaited_ranks: list[int]
     ranks: list[RankResult]
     requested_by: str = ""
+    held_since_clock_s: float | None = None  # when requests began to be held
+    weights: WeightsView | None = None  # what it is to serve, as far as that is known
 
 
 class OperationResult(Struct, frozen=True, kw_only=True):
@@ -194,3 +213,10 @@ class OperationResult(Struct, frozen=True, kw_only=True):
     started_clock_s: float
     finished_clock_s: float
     epoch: str
+    weights: WeightsView | None = None  # what the engine serves now, where that could change
+    weights_before: WeightsView | None = None
+    interrupted: int = 0  # requests that were retracted or aborted
+    held_requests: int = 0  # that waited when the end was recorded
+    # From the first rank that stopped admitting, or the first held request, to the recorded end.
+    pause_s: float | None = None
+    staged_s: float | None = None  # from the start until every rank was prepared

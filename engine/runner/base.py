@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.models.forward_batch import ForwardBatch, PartResult
+from engine.protocol import WeightsView
 
 
 class Runner(Protocol):
@@ -15,10 +16,25 @@ class Runner(Protocol):
     context_len: int  # longest request in tokens, prompt and output together
     vocab_size: int
     eos_ids: frozenset[int]
-    weight_version: str
+    weights: WeightsView  # what it computes with
+    num_empty_cache: int  # times that cached device memory was given back
 
     def forward(self, batch: ForwardBatch) -> list[PartResult]:
         """Run one step; one result a part, in order. Raises NonFiniteLogitsError."""
+
+    def swap(self, loaded: Any, weights: WeightsView) -> Any:
+        """Compute with weights that were loaded beside; returns those before. Any: the runner's own
+        form of a model, which nobody else looks into. None stands for no weights."""
+
+    @property
+    def has_kv(self) -> bool:
+        """The pages have memory."""
+
+    def release_kv(self) -> None:
+        """Give the pages' memory up. No page is in use."""
+
+    def resume_kv(self) -> None:
+        """Take memory for the pages again; they are empty."""
 
     def clear_kv(self) -> None:
         """Forget all pages' contents (a debugging aid may poison them). No page is in use."""

@@ -6,14 +6,18 @@ is free; the scheduler calls it, from one thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from engine.memory.device_pool import DevicePool, pages_in_budget
+from engine.models.base import StepModel
 from engine.models.config import read_config
+from engine.models.digest import Digest, DigestingSource
 from engine.models.forward_batch import (
     ForwardBatch,
     NonFiniteLogitsError,
@@ -23,8 +27,9 @@ from engine.models.forward_batch import (
     TokenLogprobs,
 )
 from engine.models.llama_cpu import LlamaCPU
-from engine.models.registry import Placement, load_model
+from engine.models.registry import Loaded, Placement, load_model, load_weights
 from engine.models.step_inputs import Limits, StepInputs, make_inputs
+from engine.protocol import WeightsView
 from engine.runner.logprobs import Wanted, token_logprobs
 from engine.runner.prompt_rows import PromptRows, find_prompt_rows
 from engine.runner.sampler import Sampler, is_plain_greedy
@@ -50,7 +55,6 @@ class ModelRunner:
         ext_dir: Path | None = None,
         seed: int | None = None,
         is_poisoning: bool = False,
-        weight_version: str = "default",
     ) -> None:
         """Load the model and allocate its KV pool: `num_pages`, or what `kv_budget_bytes` hold.
 
@@ -67,25 +71,89 @@ class ModelRunner:
             raise ValueError(f"page_size {page_size}")
         if threads is not None:
             torch.set_num_threads(threads)
-        config = read_config(model_dir)
+        config = self.config = read_config(model_dir)
         placement = Placement(torch.device(device), DTYPES[dtype], page_size, ext_dir)
-        self._model = load_model(model_dir, config, placement)
+        self._placement = placement
+        self._loaded: Loaded | None = load_model(model_dir, config, placement)
+        self.weights = view_of(self._loaded.digest, WeightsView(version="default"))
         layout = self._model.kv_layout
         if num_pages is None:
             assert kv_budget_bytes is not None
             num_pages = pages_in_budget(kv_budget_bytes, layout, config.num_layers)
-        self.kv_pool = DevicePool(layout, config.num_layers, num_pages, placement.device)
-        self._model.bind(self.kv_pool)
+        self._layout = layout
+        self._pool: DevicePool | None = None
+        self.num_pages = num_pages
+        self.resume_kv()
         self._device = placement.device
+        self.num_empty_cache = 0
         self._sampler = Sampler(seed)
         self._is_poisoning = is_poisoning
         self.page_size = page_size
-        self.num_pages = num_pages
         self.context_len = min(context_len or config.context_len, config.context_len)
         self.vocab_size = config.vocab_size
         self.eos_ids = config.eos_ids
-        self.weight_version = weight_version
         self._limits = Limits(self.vocab_size, num_pages, page_size, self.context_len)
+
+    @property
+    def _model(self) -> StepModel:
+        assert self._loaded is not None, "the weights are released"
+        return self._loaded.model
+
+    @property
+    def kv_pool(self) -> DevicePool:
+        """The pages, unless they are released."""
+        assert self._pool is not None, "the KV cache is released"
+        return self._pool
+
+    @property
+    def has_kv(self) -> bool:
+        """The pages have memory."""
+        return self._pool is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and KV."""
+        return self._placement.dtype
+
+    # ---- weights -----------------------------------------------------------------------------
+
+    def load(self, source: DigestingSource) -> Loaded:
+        """Make a second model of the same kind, beside the one that serves; from any thread."""
+        return load_weights(source, self.config, self._placement)
+
+    def swap(self, loaded: Loaded | None, weights: WeightsView) -> Loaded | None:
+        """Compute with these weights from the next step on; returns those before.
+
+        None holds no weights: nothing may be computed until others are given.
+        """
+        before, self._loaded, self.weights = self._loaded, loaded, weights
+        if loaded is not None and self._pool is not None:
+            loaded.model.bind(self._pool)
+        return before
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor that is computed with, under its name, on the CPU; from any thread."""
+        return self._model.tensors()
+
+    @property
+    def digest(self) -> Digest | None:
+        """The checksums of the weights as they were loaded; None while they are released."""
+        return self._loaded.digest if self._loaded is not None else None
+
+    def release_kv(self) -> None:
+        """Give the pages' memory up. No page is in use."""
+        self._pool = None
+        if self._loaded is not None:
+            self._loaded.model.unbind()
+
+    def resume_kv(self) -> None:
+        """Take memory for the pages again; they are empty."""
+        config, device = self.config, self._placement.device
+        self._pool = DevicePool(self._layout, config.num_layers, self.num_pages, device)
+        if self._loaded is not None:
+            self._loaded.model.bind(self._pool)
+
+    # ---- steps -------------------------------------------------------------------------------
 
     @property
     def kernels(self) -> str:
@@ -144,7 +212,7 @@ class ModelRunner:
 
     def clear_kv(self) -> None:
         """Forget all pages' contents: poison them if so configured, else leave them be."""
-        if self._is_poisoning:
+        if self._is_poisoning and self._pool is not None:
             self.kv_pool.poison()
 
     def poison_pages(self, pages: list[int]) -> None:
@@ -152,9 +220,20 @@ class ModelRunner:
         self.kv_pool.poison(pages)
 
     def empty_cache(self) -> None:
-        """Give cached device memory back to the driver; nothing to do on a CPU."""
+        """Give cached device memory back to the driver; nothing to do on a CPU but to count it."""
+        self.num_empty_cache += 1
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def view_of(digest: Digest, weights: WeightsView) -> WeightsView:
+    """`weights` with what was read: checksum, size, count."""
+    return msgspec.structs.replace(
+        weights,
+        checksum=digest.checksum(),
+        bytes=digest.bytes,
+        num_tensors=len(digest.tensors),
+    )
 
 
 def _raise_nonfinite(parts: list[int], is_finite: NDArray[np.bool_]) -> None:

@@ -1,56 +1,147 @@
 """What an operation does on a rank: the Host that the participant machine decides for.
 
-Knows the scheduler; adding an operation means a case in `commit` (and `stage`, `undo` where it has
-an inverse).
+Knows the scheduler and the rank's weights; adding an operation means a case in `stage`, `commit`
+and, where it has an inverse, `undo`.
 """
 
 from __future__ import annotations
 
-from typing import assert_never
+import time
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+import msgspec
 
 from engine.ipc.messages import ServingState
 from engine.log import get_logger
-from engine.protocol import FlushCache, Operation, Places
-from engine.scheduler.participant import Participant
+from engine.protocol import (
+    AbortRequests,
+    ContinueGeneration,
+    FlushCache,
+    MemoryTag,
+    Operation,
+    PauseGeneration,
+    PauseMode,
+    Places,
+    ReleaseMemory,
+    Repair,
+    ResumeMemory,
+    Staging,
+    UpdateWeightsFromDisk,
+    UpdateWeightsFromDistributed,
+    UpdateWeightsFromTensor,
+    UpdateWeightVersion,
+    WeightsView,
+)
+from engine.scheduler.participant import CommitFailedError, Effect, Participant, UndoFailedError
 from engine.scheduler.scheduler import Scheduler
+from engine.weights.errors import WeightsError
 
 log = get_logger()
 
+Update = UpdateWeightsFromDisk | UpdateWeightsFromTensor | UpdateWeightsFromDistributed
+Told = Callable[[WeightsView | None, str], None]
 
-class WrongStateError(RuntimeError):
-    """This process cannot take the state it is told to; it exits and a new one is started."""
+
+class Weights(Protocol):
+    """The rank's weights: engine.weights.keeper, or a scripted one in tests."""
+
+    @property
+    def serving(self) -> WeightsView:
+        """What the rank computes with."""
+
+    def staging(self) -> Staging | None:
+        """How far it is with others."""
+
+    def stage(self, operation: Update, weights: WeightsView, told: Told) -> None:
+        """Begin to stage; ends with `told`."""
+
+    def commit(self, weights: WeightsView) -> None:
+        """Swap what is staged in. Raises WeightsError."""
+
+    def undo(self) -> None:
+        """Swap what was before back in. Raises WeightsError."""
+
+    def unstage(self) -> None:
+        """Drop what is staged or kept."""
+
+    def converge(self, desired: WeightsView, told: Told) -> None:
+        """Load and serve recorded weights; ends with `told`."""
+
+    def rename(self, weights: WeightsView) -> None:
+        """Another version for the same weights."""
+
+    def release(self) -> None:
+        """Give the memory up."""
 
 
 class RankHost:
     """Carries out one rank's part. `participant` is set right after both are made."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, weights: Weights) -> None:
         self._scheduler = scheduler
+        self._weights = weights
         self.participant: Participant | None = None
 
     def places(self) -> Places:
         """What is in flight now."""
         return self._scheduler.places()
 
+    # ---- prepare -----------------------------------------------------------------------------
+
     def stage(self, operation: Operation, new: ServingState) -> None:
-        """A flush has nothing to prepare."""
-        assert self.participant is not None and self.participant.op is not None
+        """Weights are read beside serving; everything else is ready at once, or refused."""
+        participant = self.participant
+        assert participant is not None and participant.op is not None
+        op_id = participant.op.id
         match operation:
-            case FlushCache():
-                self.participant.staged(self.participant.op.id)
+            case (
+                UpdateWeightsFromDisk() | UpdateWeightsFromTensor() | UpdateWeightsFromDistributed()
+            ):
+                self._stage_weights(participant, op_id, operation, new)
+            case ReleaseMemory() | ResumeMemory():
+                participant.staged(op_id, _why_not_now(operation, participant.state))
+            case (
+                FlushCache()
+                | UpdateWeightVersion()
+                | PauseGeneration()
+                | ContinueGeneration()
+                | AbortRequests()
+                | Repair()
+            ):
+                participant.staged(op_id)
             case _:
                 assert_never(operation)
 
+    def _stage_weights(
+        self, participant: Participant, op_id: int, operation: Update, new: ServingState
+    ) -> None:
+        if participant.state is not None and MemoryTag.WEIGHTS in participant.state.released:
+            participant.staged(op_id, "the weights' memory is released; resume it first")
+            return
+
+        def told(weights: WeightsView | None, error: str) -> None:
+            if weights is None:
+                participant.staged(op_id, error)
+                return
+            full = msgspec.structs.replace(new, weights=weights, needs_weights=False)
+            participant.staged(op_id, new=full)
+
+        self._weights.stage(operation, new.weights, told)
+
     def unstage(self) -> None:
-        """A flush stages nothing and keeps nothing."""
+        """Drop what was staged, and what was kept for an undo."""
+        self._weights.unstage()
 
-    def retract_running(self) -> None:
+    # ---- requests ----------------------------------------------------------------------------
+
+    def retract_running(self) -> int:
         """Back to the queue, KV released."""
-        self._scheduler.retract_running()
+        return self._scheduler.retract_running()
 
-    def abort_running(self, message: str) -> None:
+    def abort_running(self, message: str) -> int:
         """End what runs."""
-        self._scheduler.abort_running(message)
+        return self._scheduler.abort_running(message)
 
     def abort_all(self, message: str) -> None:
         """End what runs and what waits."""
@@ -60,21 +151,147 @@ class RankHost:
         """Their frontend is gone."""
         self._scheduler.drop_all()
 
-    def commit(self, operation: Operation, new: ServingState) -> None:
-        """Make it so."""
+    # ---- commit and undo ---------------------------------------------------------------------
+
+    def commit(self, operation: Operation, new: ServingState) -> Effect:
+        """Make it so. Raises CommitFailedError with the old state in place."""
+        started = time.perf_counter()
+        interrupted = self._commit(operation, new)
+        return Effect(time.perf_counter() - started, interrupted)
+
+    def _commit(self, operation: Operation, new: ServingState) -> int:
         match operation:
             case FlushCache():
                 freed = self._scheduler.flush(empty_cache=operation.empty_cache)
                 log.info("cache flushed", freed_pages=freed)
+            case (
+                UpdateWeightsFromDisk() | UpdateWeightsFromTensor() | UpdateWeightsFromDistributed()
+            ):
+                self._commit_weights(operation, new)
+            case UpdateWeightVersion():
+                self._weights.rename(new.weights)
+            case PauseGeneration():
+                return self._pause(operation.pause_mode)
+            case ContinueGeneration():
+                if operation.torch_empty_cache:
+                    self._scheduler.runner.empty_cache()
+            case ReleaseMemory():
+                self._release(operation.tags)
+            case ResumeMemory():
+                self._resume(operation.tags)
+            case AbortRequests() | Repair():
+                raise AssertionError(f"{operation.kind} is not committed by ranks")
+            case _:
+                assert_never(operation)
+        return 0
+
+    def _commit_weights(self, operation: Update, new: ServingState) -> None:
+        """Swap, then flush if asked; when the flush fails, the old weights are back."""
+        try:
+            self._weights.commit(new.weights)
+        except WeightsError as error:
+            raise CommitFailedError(str(error)) from error
+        try:
+            if operation.flush_cache and MemoryTag.KV_CACHE not in new.released:
+                self._scheduler.flush(empty_cache=operation.torch_empty_cache)
+            elif operation.torch_empty_cache:
+                self._scheduler.runner.empty_cache()
+        except Exception as error:
+            self._weights.undo()
+            log.error("flush after the swap failed, the old weights are back", exc_info=error)
+            raise CommitFailedError(
+                f"the weights were loaded, but the flush failed ({error}); the old ones are back"
+            ) from error
+
+    def _pause(self, mode: PauseMode) -> int:
+        match mode:
+            case PauseMode.ABORT:
+                return self._scheduler.abort_all("Aborted")
+            case PauseMode.RETRACT:
+                return self._scheduler.retract_running()
+            case PauseMode.IN_PLACE:
+                return 0
+
+    def _release(self, tags: tuple[MemoryTag, ...]) -> None:
+        if MemoryTag.KV_CACHE in tags:
+            self._scheduler.flush(empty_cache=False)
+            self._scheduler.runner.release_kv()
+        if MemoryTag.WEIGHTS in tags:
+            self._weights.release()
+        self._scheduler.runner.empty_cache()
+
+    def _resume(self, tags: tuple[MemoryTag, ...]) -> None:
+        if MemoryTag.KV_CACHE in tags:
+            try:
+                self._scheduler.runner.resume_kv()
+            except (MemoryError, OSError, RuntimeError) as error:
+                raise CommitFailedError(f"no memory for the KV cache: {error}") from error
+
+    def undo(self, operation: Operation, old: ServingState) -> None:
+        """Take a commit back. Raises UndoFailedError with the new state in place."""
+        match operation:
+            case (
+                UpdateWeightsFromDisk() | UpdateWeightsFromTensor() | UpdateWeightsFromDistributed()
+            ):
+                try:
+                    self._weights.undo()
+                except WeightsError as error:
+                    raise UndoFailedError(str(error)) from error
+            case UpdateWeightVersion():
+                self._weights.rename(old.weights)
+            case PauseGeneration() | ContinueGeneration():
+                return  # the state says whether it steps; requests that were ended stay so
+            case ReleaseMemory():
+                if MemoryTag.WEIGHTS in operation.tags:
+                    raise UndoFailedError("the weights' contents are gone; repair loads them again")
+                self._resume(operation.tags)
+            case ResumeMemory():
+                if MemoryTag.KV_CACHE in operation.tags:
+                    self._scheduler.runner.release_kv()
+            case FlushCache() | AbortRequests() | Repair():
+                raise AssertionError(f"undo of {operation.kind}")
             case _:
                 assert_never(operation)
 
-    def undo(self, operation: Operation, old: ServingState) -> None:
-        """A flush has no inverse and changes no state, so it is never asked for."""
-        raise AssertionError(f"undo of {operation.kind}")
+    # ---- converge ----------------------------------------------------------------------------
 
     def converge(self, desired: ServingState) -> None:
-        """Serve the desired state: this version holds the weights it was started with."""
-        loaded = self._scheduler.runner.weight_version
-        if desired.weight_version != loaded:
-            raise WrongStateError(f"told to serve {desired.weight_version!r}, holds {loaded!r}")
+        """Take this state, loading the weights where this rank holds others."""
+        participant = self.participant
+        assert participant is not None
+        wants = desired.weights
+
+        def told(weights: WeightsView | None, error: str) -> None:
+            if weights is not None:
+                self._take_memory(desired)
+            participant.converged(desired, error)
+
+        self._weights.unstage()
+        is_empty = desired.needs_weights or MemoryTag.WEIGHTS in desired.released
+        if is_empty:
+            self._weights.release()
+        if is_empty or wants.checksum == self._weights.serving.checksum:
+            self._weights.rename(wants)
+            told(wants, "")
+        else:
+            self._weights.converge(wants, told)
+
+    def _take_memory(self, desired: ServingState) -> None:
+        """After the weights: KV as the state has it, and nothing cached of other weights."""
+        runner = self._scheduler.runner
+        if MemoryTag.KV_CACHE in desired.released:
+            self._scheduler.flush(empty_cache=False)
+            runner.release_kv()
+        elif not runner.has_kv:
+            runner.resume_kv()
+
+
+def _why_not_now(operation: ReleaseMemory | ResumeMemory, state: ServingState | None) -> str:
+    """A typed refusal where SGLang's process would end: released twice, or resumed unreleased."""
+    released = state.released if state is not None else ()
+    for tag in operation.tags:
+        if isinstance(operation, ReleaseMemory) and tag in released:
+            return f"{tag} is already released"
+        if isinstance(operation, ResumeMemory) and tag not in released:
+            return f"{tag} is not currently released"
+    return ""

@@ -6,6 +6,8 @@ from collections import deque
 
 _HIT_WINDOW_S = 60.0
 _RATE_WINDOW_S = 5.0
+_MIN_PREFILL_TOKENS = 64  # fewer say more about the step than about prefill
+_SMOOTH = 0.2
 
 
 class RankMetrics:
@@ -21,6 +23,7 @@ class RankMetrics:
         self.flushes_total = 0
         self.violations_total = 0
         self.violation = ""
+        self.prefill_tokens_per_s: float | None = None  # while it prefills, smoothed
         self._admitted: deque[tuple[float, int, int]] = deque()
         self._generated: deque[tuple[float, int]] = deque()
 
@@ -34,6 +37,13 @@ class RankMetrics:
         """A step produced tokens."""
         self.generated_tokens_total += tokens
         self._generated.append((now, tokens))
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """A step computed so many prompt tokens in this time."""
+        if tokens < _MIN_PREFILL_TOKENS or seconds <= 0:
+            return
+        rate, before = tokens / seconds, self.prefill_tokens_per_s
+        self.prefill_tokens_per_s = rate if before is None else before + (rate - before) * _SMOOTH
 
     def flushed(self) -> None:
         """Hits of the past say nothing about an empty cache."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Any, Protocol, assert_never
 
 import msgspec
 
@@ -29,7 +29,15 @@ from engine.ipc.messages import (
     View,
     Word,
 )
-from engine.protocol import Mode, Operation, Places
+from engine.protocol import UNPARKED, Mode, Operation, Places
+
+
+@dataclass(slots=True, frozen=True)
+class Effect:
+    """What a commit did: how long it took, and how many requests it ended or put back."""
+
+    seconds: float = 0.0
+    interrupted: int = 0
 
 
 class CommitFailedError(Exception):
@@ -52,11 +60,11 @@ class Host(Protocol):
     def unstage(self) -> None:
         """Drop what was staged, and the copy kept for an undo. Harmless when there is none."""
 
-    def retract_running(self) -> None:
-        """Put running requests back in the queue, their KV released."""
+    def retract_running(self) -> int:
+        """Put running requests back in the queue, their KV released; returns how many."""
 
-    def abort_running(self, message: str) -> None:
-        """End running requests with reason abort; waiting ones stay."""
+    def abort_running(self, message: str) -> int:
+        """End running requests with reason abort; waiting ones stay. Returns how many ended."""
 
     def abort_all(self, message: str) -> None:
         """End running and waiting requests with reason abort."""
@@ -64,14 +72,14 @@ class Host(Protocol):
     def drop_requests(self) -> None:
         """Forget all requests without a word: their frontend is gone."""
 
-    def commit(self, operation: Operation, new: ServingState) -> None:
+    def commit(self, operation: Operation, new: ServingState) -> Effect:
         """Make the operation so, keeping what an undo needs. Raises CommitFailedError."""
 
     def undo(self, operation: Operation, old: ServingState) -> None:
         """Take the commit back. Raises UndoFailedError."""
 
     def converge(self, desired: ServingState) -> None:
-        """Take this state; no request is running."""
+        """Begin to take this state, no request running; ends with `Participant.converged`."""
 
 
 @dataclass(slots=True)
@@ -88,6 +96,13 @@ class OpenOperation:
     kept: ServingState | None = None
     reason: str = ""
     own_queue_ended: bool = False
+    effect: Effect = Effect()
+    interrupted: int = 0
+
+    @property
+    def parks(self) -> bool:
+        """It waits for idle, and its rank admits nothing from then on."""
+        return self.operation.kind not in UNPARKED
 
 
 _LAPSING = (RankPhase.STAGING, RankPhase.PREPARED, RankPhase.PARKING, RankPhase.PARKED)
@@ -123,6 +138,9 @@ class Participant:
         self.fenced = False
         self.op: OpenOperation | None = None
         self.report_due = False  # the host sends a Report at the next chance
+        self.note = ""  # why it could not take the desired state
+        self.converged_op = 0
+        self._converging: ServingState | None = None
         self._n = 0
         self._host = host
         self._times = times
@@ -133,7 +151,7 @@ class Participant:
     @property
     def is_open(self) -> bool:
         """May admit requests. Once COMMIT has come, only the coordinator opens the rank again."""
-        if self.state is None or self.fenced:
+        if self.state is None or self.fenced or not self.state.serves:
             return False
         op = self.op
         return (
@@ -142,19 +160,26 @@ class Participant:
             or (op.phase is RankPhase.PARKING and op.mode is Mode.WAIT)
         )
 
+    @property
+    def is_stopped(self) -> bool:
+        """Computes nothing, whatever is queued: paused, or without memory or weights."""
+        return self.state is not None and not self.state.serves
+
     def view(self) -> View:
         """Where this rank stands."""
         if self.op is not None:
             phase = self.op.phase
-        elif self.state is None:
-            phase = RankPhase.BOOT
+        elif self.fenced:
+            phase = RankPhase.FENCED
         else:
-            phase = RankPhase.FENCED if self.fenced else RankPhase.NONE
+            phase = RankPhase.BOOT if self.state is None else RankPhase.NONE
         return View(
             state=self.state,
             phase=phase,
             ctx=self.op.id if self.op else 0,
             closed=not self.is_open,
+            converged_op=self.converged_op,
+            note=self.note,
         )
 
     def next_n(self) -> int:
@@ -166,14 +191,24 @@ class Participant:
         """Until this rank serves again by itself; None when it is in no operation."""
         return None if self.op is None else max(0.0, self.op.lease_until - now)
 
-    def staged(self, op_id: int, error: str = "") -> None:
-        """Staging ended, well or with `error`."""
+    def staged(self, op_id: int, error: str = "", new: ServingState | None = None) -> None:
+        """Staging ended, well or with `error`; `new` is the state in full, where that is known."""
         op = self.op
         if op is None or op.id != op_id or op.phase is not RankPhase.STAGING:
             return
         op.phase = RankPhase.REFUSED if error else RankPhase.PREPARED
-        op.reason = error
+        op.reason, op.new = error, new or op.new
         self._answer(op.id, Word.REFUSED if error else Word.PREPARED, message=error)
+
+    def converged(self, desired: ServingState, error: str = "") -> None:
+        """The host has taken `desired`, or holds what it held before, and says why."""
+        if desired != self._converging:
+            return
+        self._converging = None
+        self.note, self.fenced = error, bool(error)
+        if not error:
+            self.state = desired
+        self.report_due = True
 
     def tick(self, now: float) -> None:
         """Let time pass: leases lapse, an idle rank parks."""
@@ -305,15 +340,19 @@ class Participant:
             op.phase, op.reason = RankPhase.REFUSED, "not idle"
             self._answer(op.id, Word.REFUSED, att=op.att, message=op.reason)
         elif message.mode is Mode.RETRACT:
-            self._host.retract_running()
+            op.interrupted += self._host.retract_running()
         elif message.mode is Mode.ABORT:
-            self._host.abort_running("aborted by an operation on this engine")
+            op.interrupted += self._host.abort_running("aborted by an operation on this engine")
         self._try_park()
 
     def _is_idle(self, op: OpenOperation) -> bool:
-        """Fully idle; where new requests are held, those that wait hold no KV and may stay."""
+        """Fully idle; where new requests are held, those that wait hold no KV and may stay.
+
+        So may they on a rank that is paused: they wait for its end, not for a place to run.
+        """
         places = self._host.places()
-        if op.mode in (Mode.WAIT, Mode.IF_IDLE):
+        serves = self.state is None or self.state.serves
+        if serves and op.mode in (Mode.WAIT, Mode.IF_IDLE):
             return places.is_idle
         return msgspec.structs.replace(places, waiting=0).is_idle
 
@@ -338,7 +377,10 @@ class Participant:
     # ---- commit and undo ---------------------------------------------------------------------
 
     def _commit(self, message: Commit, op: OpenOperation) -> None:
-        if op.phase is RankPhase.PARKED:
+        if op.phase is RankPhase.PREPARED and not op.parks:
+            op.att = message.att
+            self._apply(op)
+        elif op.phase is RankPhase.PARKED:
             if message.att != op.att:
                 return  # for another attempt; the coordinator sends the right one again
             self._apply(op)
@@ -346,13 +388,14 @@ class Participant:
             self._answer(op.id, _COMMIT_ANSWER[op.phase], att=op.att, message=op.reason)
 
     def _apply(self, op: OpenOperation) -> None:
-        assert not self.is_open, f"commit of operation {op.id} while open to requests"
+        assert not (op.parks and self.is_open), f"commit of {op.id} while open to requests"
         assert self.state is not None
         try:
-            self._host.commit(op.operation, op.new)
+            op.effect = self._host.commit(op.operation, op.new)
         except CommitFailedError as error:
             op.phase, op.reason = RankPhase.FAILED, str(error)
             return
+        op.interrupted += op.effect.interrupted
         op.phase, op.kept, self.state = RankPhase.COMMITTED, self.state, op.new
 
     def _undo(self, message: Undo, op: OpenOperation) -> None:
@@ -374,13 +417,18 @@ class Participant:
         op.phase, self.state = RankPhase.UNDONE, op.kept
 
     def _converge(self, message: Converge) -> None:
-        if self.state != message.desired:
-            self._host.abort_all("this rank is converging to the desired state")
-            self._host.converge(message.desired)
-            self.state = message.desired
-        self.seq, self.fenced = max(self.seq, message.op), False
-        self._end()
+        self.seq, self.converged_op = max(self.seq, message.op), message.op
         self.report_due = True
+        if self._converging == message.desired:
+            return
+        self._end()
+        self.note, self.fenced = "", False
+        if self.state == message.desired:
+            self._converging = None
+            return
+        self._converging, self.state = message.desired, None
+        self._host.abort_all("this rank is converging to the desired state")
+        self._host.converge(message.desired)
 
     def _answer(self, op: int, word: Word, *, att: int = 0, message: str = "") -> None:
         busy = word in (Word.REFUSED, Word.PARKED)
@@ -396,5 +444,16 @@ class Participant:
                 word=word,
                 message=message,
                 places=self._host.places() if busy else None,
+                **self._facts(word),
             )
         )
+
+    def _facts(self, word: Word) -> dict[str, Any]:  # Any: the named fields of Said
+        op = self.op
+        if op is None:
+            return {}
+        if word is Word.PREPARED:
+            return {"new": op.new}
+        if word is Word.COMMITTED:
+            return {"effect_s": op.effect.seconds, "interrupted": op.interrupted}
+        return {"interrupted": op.interrupted} if word is Word.PARKED else {}

@@ -11,10 +11,15 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from engine.config import CANNOT_START, EngineConfig, read
 from engine.ipc.messages import (
     AbortRequest,
+    Answered,
+    Ask,
     Generate,
     Loading,
     Ready,
@@ -30,12 +35,18 @@ from engine.runner.model_runner import ModelRunner
 from engine.scheduler.control import RankHost
 from engine.scheduler.mailbox import Mailbox
 from engine.scheduler.participant import Participant
+from engine.scheduler.questions import Questions
 from engine.scheduler.scheduler import Scheduler
 from engine.tokens.tokenizer import Tokenizer, TokenizerError
+from engine.weights.background import Background
+from engine.weights.group import TrainerGroups
+from engine.weights.keeper import WeightKeeper
 
 log = get_logger()
 
 _IDLE_POLL_S = 0.1
+_BUSY_POLL_S = 0.01  # while something runs beside serving
+_STAGING_REPORT_S = 0.25
 _DEFAULT_KV_SHARE = 0.08  # of the machine's memory, over all ranks
 _MAX_DEFAULT_KV_BYTES = 2 << 30
 
@@ -48,7 +59,7 @@ class RankProcess:
         self._mailbox = Mailbox(config.ranks_address, rank=rank, inc=inc)
         self._n = 0
         self._loading("loading the model", 0.1)
-        runner = make_runner(config)
+        runner = self._runner = make_runner(config)
         self._loading("ready", 1.0)
         self._scheduler = Scheduler(
             runner,
@@ -57,8 +68,21 @@ class RankProcess:
             decoder=Tokenizer(config.model_path),
             poison_freed_pages=config.poison_freed_pages,
             is_open=lambda: self._participant.is_open,
+            is_stopped=lambda: self._participant.is_stopped,
         )
-        host = RankHost(self._scheduler)
+        self._background = Background()
+        groups = TrainerGroups(rank)
+        self._weights = WeightKeeper(
+            runner,
+            self._background,
+            groups,
+            start_dir=Path(config.model_path),
+            own_dir=Path(config.weights_dir),
+            roots=[Path(root) for root in config.weights_roots],
+        )
+        self._questions = Questions(runner, self._background, groups, self._answer)
+        host = RankHost(self._scheduler, self._weights)
+        self._start_weights = runner.weights
         self._participant = Participant(
             rank=rank, inc=inc, host=host, times=config.times, say=self._say
         )
@@ -77,8 +101,9 @@ class RankProcess:
             now = time.monotonic()
             for message in mailbox.receive():
                 self._take(message, now)
+            self._background.poll()
             self._participant.tick(now)
-            scheduler.step(now)
+            self._step(now)
             self._send_outputs()
             self._participant.tick(now)  # what was in flight is out: perhaps the rank is idle
             if not scheduler.running:
@@ -86,10 +111,21 @@ class RankProcess:
             self._report_if_due(time.monotonic(), times.heartbeat_s)
             mailbox.flush()
             if not scheduler.has_work:
-                mailbox.wait(min(_IDLE_POLL_S, times.heartbeat_s))
+                poll_s = _BUSY_POLL_S if self._background.is_busy else _IDLE_POLL_S
+                mailbox.wait(min(poll_s, times.heartbeat_s))
+
+    def _step(self, now: float) -> None:
+        self._scheduler.step(now)
+        prefilled = self._scheduler.last_prefill_tokens
+        if prefilled:
+            self._scheduler.metrics.prefilled(prefilled, time.monotonic() - now)
 
     def _take(self, message: ToRankMessage, now: float) -> None:
         participant = self._participant
+        if isinstance(message, Ask):
+            if message.inc == self._inc and message.epoch == participant.epoch:
+                self._questions.take(message)
+            return
         if isinstance(message, Generate | AbortRequest):
             if message.inc != self._inc or message.epoch != participant.epoch:
                 return
@@ -105,6 +141,7 @@ class RankProcess:
         if participant.epoch != self._epoch:
             self._epoch = participant.epoch
             self._mailbox.forget()
+            self._questions.forget()
             self._send_ready()
 
     def _say(self, said: Said) -> None:
@@ -128,7 +165,11 @@ class RankProcess:
         places, view = self._scheduler.places(), self._participant.view()
         before, before_view = self._reported
         changed = view != before_view or before is None or before.is_idle != places.is_idle
-        due = self._participant.report_due or now - self._reported_at >= heartbeat_s
+        staging = self._weights.staging()
+        every_s = (
+            _STAGING_REPORT_S if staging is not None and staging.what != "ready" else heartbeat_s
+        )
+        due = self._participant.report_due or now - self._reported_at >= min(every_s, heartbeat_s)
         if not changed and not due:
             return
         self._participant.report_due = False
@@ -141,7 +182,19 @@ class RankProcess:
                 n=self._participant.next_n(),
                 view=view,
                 lease_left_s=self._participant.lease_left_s(now),
-                stats=self._scheduler.stats(now),
+                stats=msgspec.structs.replace(self._scheduler.stats(now), staging=staging),
+            )
+        )
+
+    def _answer(self, call: int, facts: dict[str, Any]) -> None:  # Any: the fields of Answered
+        self._mailbox.send(
+            Answered(
+                rank=self._rank,
+                inc=self._inc,
+                epoch=self._participant.epoch,
+                n=self._participant.next_n(),
+                call=call,
+                **facts,
             )
         )
 
@@ -152,7 +205,8 @@ class RankProcess:
         )
 
     def _send_ready(self) -> None:
-        runner = self._scheduler.runner
+        runner = self._runner
+        shapes = runner.digest.shapes if runner.digest is not None else {}
         self._mailbox.send(
             Ready(
                 rank=self._rank,
@@ -166,6 +220,8 @@ class RankProcess:
                 eos_ids=sorted(runner.eos_ids),
                 device=self._config.device,
                 dtype=self._config.dtype,
+                weights=self._start_weights,
+                tensors=[(name, list(shape)) for name, shape in shapes.items()],
             )
         )
 

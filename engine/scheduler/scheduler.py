@@ -28,7 +28,8 @@ from engine.tokens.detokenize import Decoder
 
 
 class Scheduler:
-    """All requests of one rank. `is_open` says whether new ones may start."""
+    """All requests of one rank. `is_open` says whether new ones may start, `is_stopped` whether
+    nothing is computed at all."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Scheduler:
         decoder: Decoder | None = None,
         poison_freed_pages: bool = False,
         is_open: Callable[[], bool] = lambda: True,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.runner = runner
         self.kv = KVCache(
@@ -50,10 +52,12 @@ class Scheduler:
         self.waiting: deque[Req] = deque()
         self.running: list[Req] = []
         self.outputs: list[TokenOut] = []
+        self.last_prefill_tokens = 0  # of the newest step
         self._chunk_tokens = chunked_prefill_tokens
         self._max_running = max_running
         self._decoder = decoder
         self._is_open = is_open
+        self._is_stopped = is_stopped
         self._estimate = OutputEstimate()
 
     # ---- inputs ------------------------------------------------------------------------------
@@ -78,16 +82,19 @@ class Scheduler:
                 return True
         return False
 
-    def abort_running(self, message: str) -> None:
-        """End all running requests; waiting ones stay."""
-        for req in list(self.running):
+    def abort_running(self, message: str) -> int:
+        """End all running requests; waiting ones stay. Returns how many ended."""
+        running = list(self.running)
+        for req in running:
             self._leave(req, FinishReason(type="abort", message=message))
+        return len(running)
 
-    def abort_all(self, message: str) -> None:
-        """End everything."""
-        self.abort_running(message)
+    def abort_all(self, message: str) -> int:
+        """End everything; returns how many ended."""
+        count = self.abort_running(message) + len(self.waiting)
         while self.waiting:
             self._finish(self.waiting.popleft(), FinishReason(type="abort", message=message))
+        return count
 
     def drop_all(self) -> None:
         """Forget everything without a word: nobody listens any more."""
@@ -97,10 +104,12 @@ class Scheduler:
         self.waiting.clear()
         self.outputs.clear()
 
-    def retract_running(self) -> None:
+    def retract_running(self) -> int:
         """Put running requests back at the head of the queue, in their order, KV released."""
-        for req in reversed(list(self.running)):
+        running = list(self.running)
+        for req in reversed(running):
             self._retract(req)
+        return len(running)
 
     def flush(self, *, empty_cache: bool) -> int:
         """Drop all cached KV; returns the pages freed. Nothing may be running."""
@@ -127,6 +136,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """A step would do something."""
+        if self._is_stopped():
+            return False
         return bool(self.running) or bool(self.waiting and self._is_open())
 
     def stats(self, now: float) -> RankStats:
@@ -148,6 +159,8 @@ class Scheduler:
             flushes_total=metrics.flushes_total,
             violations_total=metrics.violations_total,
             violation=metrics.violation,
+            prefill_tokens_per_s=metrics.prefill_tokens_per_s,
+            empty_cache_total=self.runner.num_empty_cache,
         )
 
     def check_invariants(self) -> None:
@@ -161,9 +174,15 @@ class Scheduler:
 
     def step(self, now: float) -> None:
         """Admit, run one forward pass, process its results."""
+        self.last_prefill_tokens = 0
+        if self._is_stopped():
+            return
         if self._is_open():
             self._admit(now)
         planned = self._plan()
+        self.last_prefill_tokens = sum(
+            len(part.input_ids) for req, part in planned if not req.is_decoding
+        )
         if not planned:
             return
         results = self._forward(planned)
@@ -178,7 +197,9 @@ class Scheduler:
     def _admit(self, now: float) -> None:
         while self.waiting and len(self.running) < self._max_running:
             req = self.waiting[0]
-            pages = self.kv.begin(req.all_ids, req.namespace, req.reusable_tokens)
+            # KV of other weights is never found: their checksum is part of the key.
+            namespace = f"{self.runner.weights.checksum}:{req.namespace}"
+            pages = self.kv.begin(req.all_ids, namespace, req.reusable_tokens)
             missing = self.kv.missing(pages, len(req.all_ids))
             reserve = self._estimate.reserve_pages(self.running, self.kv.page_size)
             if self.running and missing + reserve > self.kv.num_available():
@@ -231,17 +252,17 @@ class Scheduler:
         start, end = req.num_computed, req.num_computed + count
         last = end == len(req.all_ids)
         message = req.message
+        first_score = max(message.logprob_start, req.prompt_logprobs_until)
+        # Once retracted, it prefills again what was reported before, and its output.
         wants_prompt = (
-            message.return_logprob and message.logprob_start >= 0 and start < req.num_prompt
+            message.return_logprob and message.logprob_start >= 0 and first_score < req.num_prompt
         )
         return Part(
             input_ids=req.all_ids[start:end],
             start=start,
             pages=req.pages.table,
             sample=self._sample_spec(req) if last and self._wants_token(req) else None,
-            logprobs_from=max(message.logprob_start, req.prompt_logprobs_until)
-            if wants_prompt
-            else None,
+            logprobs_from=first_score if wants_prompt else None,
             next_id=req.all_ids[end] if end < req.num_prompt else None,
             top_logprobs_num=message.top_logprobs_num,
             token_ids_logprob=message.token_ids_logprob,
@@ -318,7 +339,8 @@ class Scheduler:
         if req.prompt_logprobs_until == 0 and req.message.logprob_start == 0:
             req.prompt_logprobs.append(LogprobEntry(token_id=req.all_ids[0], logprob=None))
         req.prompt_logprobs += [_entry(item) for item in result.prompt]
-        req.prompt_logprobs_until = min(req.num_computed + 1, req.num_prompt)
+        until = min(req.num_computed + 1, req.num_prompt)
+        req.prompt_logprobs_until = max(until, req.prompt_logprobs_until)
 
     def _emit(
         self,
@@ -338,7 +360,7 @@ class Scheduler:
                 prompt_logprobs=req.prompt_logprobs,
                 cached_tokens=req.cached_tokens or 0,
                 retractions=req.retractions,
-                weight_version=self.runner.weight_version,
+                weight_version=self.runner.weights.version,
                 finish=finish,
             )
         )

@@ -16,21 +16,22 @@ from engine.models.forward_batch import (
     PartResult,
     TokenLogprobs,
 )
+from engine.protocol import WeightsView
 
 EOS = 256
 
 
-def next_token(history: Sequence[int]) -> int:
-    """What this model says after `history`: any byte, never the end."""
-    digest = hashlib.blake2b(bytes(str(list(history)), "ascii"), digest_size=2).digest()
+def next_token(history: Sequence[int], weights: str = "") -> int:
+    """What this model says after `history` with these weights: any byte, never the end."""
+    digest = hashlib.blake2b(bytes(f"{list(history)}{weights}", "ascii"), digest_size=2).digest()
     return digest[0]
 
 
-def solo(prompt: Sequence[int], count: int) -> list[int]:
+def solo(prompt: Sequence[int], count: int, weights: str = "") -> list[int]:
     """The output of an undisturbed run."""
     history = list(prompt)
     for _ in range(count):
-        history.append(next_token(history))
+        history.append(next_token(history, weights))
     return history[len(prompt) :]
 
 
@@ -39,7 +40,6 @@ class FakeRunner:
 
     vocab_size = 257
     eos_ids = frozenset({EOS})
-    weight_version = "default"
 
     def __init__(
         self,
@@ -51,13 +51,16 @@ class FakeRunner:
     ) -> None:
         self.num_pages, self.page_size, self.context_len = num_pages, page_size, context_len
         self.script = script
+        self.weights = WeightsView(version="default")
+        self.has_kv = True
+        self.num_empty_cache = 0
         self.steps = 0
         self.cleared = 0
         self.emptied = 0
         self.batches: list[list[tuple[int, int]]] = []  # (start, count) of each part
         self.nan_after: int | None = None  # a history of this length gives NaN
         self.before_step: Callable[[], None] = lambda: None
-        self._slots: dict[tuple[int, int], int] = {}
+        self._slots: dict[tuple[int, int], tuple[int, str]] = {}
 
     def forward(self, batch: ForwardBatch) -> list[PartResult]:
         self.before_step()
@@ -79,13 +82,15 @@ class FakeRunner:
     def _write(self, part: Part) -> None:
         for offset, token in enumerate(part.input_ids):
             page, slot = divmod(part.start + offset, self.page_size)
-            self._slots[part.pages[page], slot] = token
+            self._slots[part.pages[page], slot] = (token, self.weights.checksum)
 
     def _read(self, part: Part) -> list[int]:
         history = []
         for position in range(part.start + len(part.input_ids)):
             page, slot = divmod(position, self.page_size)
-            history.append(self._slots[part.pages[page], slot])  # KeyError: a freed page is read
+            token, weights = self._slots[part.pages[page], slot]  # KeyError: a freed page is read
+            assert weights == self.weights.checksum, f"KV of {weights} read by {self.weights}"
+            history.append(token)
         return history
 
     def _result(self, part: Part) -> PartResult:
@@ -99,7 +104,7 @@ class FakeRunner:
         if part.sample is None:
             return PartResult(next_token=None, prompt=prompt)
         step = len(part.sample.output_ids)
-        token = next_token(history)
+        token = next_token(history, self.weights.checksum)
         if self.script is not None:
             token = self.script[step] if step < len(self.script) else 65
         output = None
@@ -107,6 +112,18 @@ class FakeRunner:
             chosen = [(-1.0, token_id) for token_id in part.sample.token_ids_logprob]
             output = TokenLogprobs(token_id=token, logprob=-0.5, chosen_ids=chosen)
         return PartResult(next_token=token, output=output, prompt=prompt)
+
+    def swap(self, loaded: object, weights: WeightsView) -> object:
+        """Weights are no more than their name here."""
+        before, self.weights = self.weights, weights
+        return before
+
+    def release_kv(self) -> None:
+        self.has_kv = False
+        self._slots.clear()
+
+    def resume_kv(self) -> None:
+        self.has_kv = True
 
     def clear_kv(self) -> None:
         self.cleared += 1
@@ -119,6 +136,7 @@ class FakeRunner:
 
     def empty_cache(self) -> None:
         self.emptied += 1
+        self.num_empty_cache += 1
 
 
 class ByteDecoder:

@@ -69,6 +69,9 @@ class CStep(Structure):
     )
 
 
+PANEL_COLUMNS = 32  # PANEL of gemm.h
+
+
 class CPULibrary:
     """A loaded library; one per element type, head size and page size."""
 
@@ -143,6 +146,20 @@ class CPULibrary:
         threads = torch.get_num_threads()
         self._pack(weight.data_ptr(), n, k, int(halves), threads, out.data_ptr())
         return out
+
+    def unpack(
+        self, packed: torch.Tensor, shape: tuple[int, int], *, halves: bool = False
+    ) -> torch.Tensor:
+        """Return the weight (n, k) that `pack` laid out so, bit for bit."""
+        n, k = shape
+        group = 4 // packed.element_size()  # numbers that one instruction multiplies
+        panels = packed.numel() // (PANEL_COLUMNS * k)
+        rows = packed.view(panels, k // group, PANEL_COLUMNS, group).permute(0, 2, 1, 3)
+        dense = rows.reshape(panels, PANEL_COLUMNS, k)
+        if not halves:
+            return dense.reshape(-1, k)[:n].clone()
+        first, second = dense.split(PANEL_COLUMNS // 2, dim=1)
+        return torch.cat((first.reshape(-1, k), second.reshape(-1, k)))
 
     def linear(self, x: torch.Tensor, packed: torch.Tensor, n: int) -> torch.Tensor:
         """Return x W^T (m, n), rounded to the element type, for x (m, k) and W packed."""

@@ -8,27 +8,41 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from engine.config import OperationTimes
+import msgspec
+
+from engine.config import EngineConfig, OperationTimes
 from engine.frontend.coordinator import Coordinator
 from engine.frontend.journal_records import EpochRecord, Identity, JournalIndex, Record
+from engine.frontend.new_state import new_state
 from engine.frontend.operation_state import Ended, Kill, SendTo
 from engine.frontend.operations import Follower, Operations
 from engine.frontend.rank_table import RankTable
 from engine.frontend.views import operation_view
 from engine.ipc.messages import Report, ServingState
-from engine.protocol import FlushCache, Mode, OperationResult
+from engine.protocol import (
+    FlushCache,
+    Mode,
+    Operation,
+    OperationResult,
+    UpdateWeightsFromDisk,
+    WeightSource,
+    WeightsView,
+)
 from engine.scheduler.control import RankHost
 from engine.scheduler.participant import Participant
 from engine.scheduler.scheduler import Scheduler
 from tests.engine.scheduler.helpers import Seen, ask, make
 from tests.fakes.runner import FakeRunner
+from tests.fakes.weights import ScriptedWeights
+
+START = WeightsView(version="default", checksum="start")
 
 
 class MemoryJournal:
     """Durable enough for a test; `fail_next` makes the next append raise."""
 
     def __init__(self) -> None:
-        self.index = JournalIndex(initial=ServingState())
+        self.index = JournalIndex(initial=ServingState(weights=START))
         self.records: list[Record] = []
         self.error: OSError | None = None
         self.append(Identity(engine_id="test-engine"))
@@ -45,14 +59,35 @@ class MemoryJournal:
         self.index.apply(record)
 
 
+def lead(operation: Operation, old: ServingState, op_id: str) -> ServingState:
+    """Where an operation leads, on an engine whose only root is /models."""
+    config = EngineConfig(
+        model_path="/models/base", run_dir="", journal_path="", ext_cache_dir="", weights_dir="/own"
+    )
+    if isinstance(operation, UpdateWeightsFromDisk):
+        weights = WeightsView(
+            version=operation.weight_version or "",
+            source=WeightSource.DISK,
+            path=operation.model_path,
+        )
+        return msgspec.structs.replace(old, weights=weights)
+    return new_state(config, operation, old, op_id)
+
+
 class Rank:
     """One rank process, without the process."""
 
     def __init__(self, engine: Engine, number: int, inc: int) -> None:
         self.number, self.inc, self.alive, self.deaf = number, inc, True, False
         self.runner = FakeRunner(num_pages=128, context_len=400)
-        self.scheduler: Scheduler = make(self.runner, is_open=lambda: self.machine.is_open)
-        host = RankHost(self.scheduler)
+        self.runner.weights = START
+        self.weights = ScriptedWeights(self.runner)
+        self.scheduler: Scheduler = make(
+            self.runner,
+            is_open=lambda: self.machine.is_open,
+            is_stopped=lambda: self.machine.is_stopped,
+        )
+        host = RankHost(self.scheduler, self.weights)
         self.machine = Participant(
             rank=number, inc=inc, host=host, times=engine.times, say=engine.inbox.append
         )
@@ -97,6 +132,7 @@ class Engine:
                 now=self.now,
                 held=0,
             ),
+            new_state=lead,
         )
         self._incs = itertools.count(1)
         self.ranks = [Rank(self, number, next(self._incs)) for number in range(dp_size)]
@@ -164,6 +200,27 @@ class Engine:
             timeout_s=timeout_s,
             start_by=start_by,
         )
+
+    def submit(
+        self, op_id: str, operation: Operation, mode: Mode = Mode.WAIT, timeout_s: float = 0.0
+    ) -> Follower:
+        return self.operations.submit(
+            op_id=op_id, operation=operation, mode=mode, timeout_s=timeout_s
+        )
+
+    def update(
+        self,
+        op_id: str,
+        path: str = "/models/new",
+        mode: Mode = Mode.RETRACT,
+        timeout_s: float = 0.0,
+        flush_cache: bool = True,
+    ) -> OperationResult | None:
+        """An update from disk, followed to its end if it ends by itself."""
+        operation = UpdateWeightsFromDisk(model_path=path, flush_cache=flush_cache)
+        self.submit(op_id, operation, mode, timeout_s)
+        self.settle()
+        return self.results.get(op_id)
 
     def busy(self, rank: int = 0, rid: str = "busy", max_new: int = 300) -> None:
         """A generation that runs until `finish`."""

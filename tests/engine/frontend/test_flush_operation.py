@@ -136,8 +136,8 @@ def test_drain_waits_for_running_requests_and_keeps_their_text(engine: Engine) -
     engine.advance(0.1)
     assert engine.results["a"].outcome is Outcome.SUCCEEDED
     engine.finish()
-    assert engine.ranks[0].seen.tokens("busy") == solo([1, 2, 3], 40)
-    assert engine.ranks[0].seen.tokens("queued") == solo([5, 6], 10)
+    assert engine.ranks[0].seen.tokens("busy") == solo([1, 2, 3], 40, "start")
+    assert engine.ranks[0].seen.tokens("queued") == solo([5, 6], 10, "start")
 
 
 def test_retract_flushes_almost_at_once_and_loses_nothing(engine: Engine) -> None:
@@ -148,7 +148,7 @@ def test_retract_flushes_almost_at_once_and_loses_nothing(engine: Engine) -> Non
     assert engine.results["a"].outcome is Outcome.SUCCEEDED
     assert engine.flushes() == [1, 1]
     engine.finish()
-    assert engine.ranks[0].seen.tokens("busy") == solo([1, 2, 3], 40)
+    assert engine.ranks[0].seen.tokens("busy") == solo([1, 2, 3], 40, "start")
 
 
 def test_abort_ends_running_requests_and_keeps_waiting_ones(engine: Engine) -> None:
@@ -161,7 +161,7 @@ def test_abort_ends_running_requests_and_keeps_waiting_ones(engine: Engine) -> N
     engine.finish()
     seen = engine.ranks[0].seen
     assert seen.finish("busy") == "abort"
-    assert seen.tokens("queued") == solo([5, 6], 10)
+    assert seen.tokens("queued") == solo([5, 6], 10, "start")
 
 
 def test_drain_without_a_timeout_is_an_error(engine: Engine) -> None:

@@ -236,7 +236,7 @@ def test_denormal_numbers_survive_the_compiled_kernels(runner_of: RunnerOf) -> N
 def test_a_runner_says_what_its_scheduler_must_know(runner_of: RunnerOf) -> None:
     runner = runner_of("cpu", "bfloat16")
     assert (runner.page_size, runner.context_len, runner.vocab_size) == (16, 8192, 49152)
-    assert runner.eos_ids == {2} and runner.weight_version == "default"
+    assert runner.eos_ids == {2} and runner.weights.version == "default"
 
 
 def test_settings_that_make_no_sense_are_refused(smollm2_dir, tmp_path) -> None:

@@ -10,14 +10,13 @@ from engine.ipc.messages import (
     Prepare,
     Release,
     Said,
-    ServingState,
     Word,
 )
 from engine.protocol import FlushCache, Mode
-from tests.engine.simulation.world import TIMES, Front, Guards, SimRank, World
+from tests.engine.simulation.world import TIMES, Front, Guards, SimRank, World, state
 
-OLD = ServingState()
-NEW = ServingState(weight_version="new")
+OLD = state("first")
+NEW = state("new")
 
 
 def _rank(guards: Guards) -> tuple[World, SimRank]:

@@ -27,11 +27,24 @@ from engine.frontend.operation_state import Current, Ended, Kill, SendTo, Verdic
 from engine.frontend.outcomes import RankEnd
 from engine.frontend.rank_table import RankTable
 from engine.ipc.messages import Commit, RankPhase, RankStats, Report, Said, ServingState, Word
-from engine.protocol import FlushCache, Mode, Operation, Outcome, Places, ProtocolError
-from engine.scheduler.participant import CommitFailedError, Participant, UndoFailedError
+from engine.protocol import (
+    FlushCache,
+    Mode,
+    Operation,
+    Outcome,
+    Places,
+    ProtocolError,
+    WeightsView,
+)
+from engine.scheduler.participant import CommitFailedError, Effect, Participant, UndoFailedError
 
 TIMES = OperationTimes(heartbeat_s=3.0, margin_s=2.0, budget_s=14.0, resend_s=2.0)
 HELD_MAX = 30
+
+
+def state(version: str) -> ServingState:
+    """A state that is known by its checksum."""
+    return ServingState(weights=WeightsView(version=version, checksum=version))
 
 
 class Violation(AssertionError):
@@ -67,7 +80,7 @@ class MemoryJournal:
     def __init__(self, world: World) -> None:
         self.world = world
         self.records: list[Record] = []
-        self.index = JournalIndex(initial=ServingState())
+        self.index = JournalIndex(initial=state("first"))
         self.append(Identity(engine_id="sim"))
 
     def reserve(self) -> None:
@@ -101,13 +114,17 @@ class SimHost:
     def unstage(self) -> None:
         self.rank.staging_left = 0
 
-    def retract_running(self) -> None:
+    def retract_running(self) -> int:
+        count = len(self.rank.running)
         self.rank.waiting = self.rank.running + self.rank.waiting
         self.rank.running = []
+        return count
 
-    def abort_running(self, message: str) -> None:
+    def abort_running(self, message: str) -> int:
+        count = len(self.rank.running)
         self._end(self.rank.running, message)
         self.rank.running = []
+        return count
 
     def abort_all(self, message: str) -> None:
         self._end(self.rank.running + self.rank.waiting, message)
@@ -120,7 +137,7 @@ class SimHost:
     def drop_requests(self) -> None:
         self.rank.running, self.rank.waiting = [], []
 
-    def commit(self, operation: Operation, new: ServingState) -> None:
+    def commit(self, operation: Operation, new: ServingState) -> Effect:
         op = self.rank.machine.op
         assert op is not None
         self.world.on_effect(self.rank, op.id, "new")
@@ -128,6 +145,7 @@ class SimHost:
         if self.world.rng.random() < 0.2:
             raise CommitFailedError("scripted")
         self.rank.effects[op.id] = "new"
+        return Effect()
 
     def undo(self, operation: Operation, old: ServingState) -> None:
         op = self.rank.machine.op
@@ -140,6 +158,7 @@ class SimHost:
     def converge(self, desired: ServingState) -> None:
         self.rank.busy_until = self.world.t + self.world.rng.uniform(0.2, 3)
         self.world.truth.pop(self.rank.k, None)
+        self.rank.machine.converged(desired)
 
 
 class SimRank:
@@ -469,7 +488,7 @@ class World:
             return
         old = self.journal.index.desired
         changes = rng.random() < 0.6
-        new = msgspec.structs.replace(old, weight_version=str(rng.randrange(10**6)))
+        new = state(str(rng.randrange(10**6)))
         timeout_s = rng.choice([0, 4, 15, 30, 60])
         self.next_id += 1
         current = Current(

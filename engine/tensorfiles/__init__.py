@@ -1,0 +1,1 @@
+"""Weight files as the operating system and safetensors have them: safe paths, headers, folders."""

@@ -1,0 +1,1 @@
+"""New weights beside the old: where they come from, staging, and the swap."""
