@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import Browser
 
 from tests.console.pages.chromium import SIZES, Seat, browser, seat
+from tests.console.test_safetensors import whole
 from tests.fakes.engine import FakeEngine
+from tests.fakes.engine_weights import checksum_of
 from tests.fakes.stack import Stack, wait_until
 
 pytestmark = pytest.mark.browser
@@ -21,11 +25,12 @@ LONG_REASON = "Clear the prompts of the leaked test set <before> " + "averyveryl
 def states(stack: Stack) -> Iterator[dict[str, str]]:
     """Engines and jobs in every state that a page has; name → path."""
     names = ("look-idle", "look-waiting", "look-partial", "look-lost", "look-busy")
-    engines = {name: FakeEngine(stack.run_dir, name=name).start() for name in names}
+    more = ("look-new", "look-mixed", "look-staging", "look-paused")
+    engines = {name: FakeEngine(stack.run_dir, name=name).start() for name in (*names, *more)}
     try:
         for engine in engines.values():
             stack.register(engine)
-        idle, waiting, partial, lost, busy = engines.values()
+        idle, waiting, partial, lost, busy = (engines[name] for name in names)
         paths = {f"engine {name}": f"/engines/{name}" for name in names}
         jobs = {"succeeded": stack.submit(idle, timeout_s=30)}
         waiting.busy(3)
@@ -48,6 +53,7 @@ def states(stack: Stack) -> Iterator[dict[str, str]]:
         lost.stop()
         stack.until(jobs["unknown"], timeout_s=30, phase="unknown")
         wait_until(lambda: not stack.engine(lost.name)["online"], 10)
+        paths |= weights_states(stack, engines)
         stack.sql("UPDATE console_job SET reason = ?", LONG_REASON)
         paths |= {f"job {name}": f"/jobs/{job_id}" for name, job_id in jobs.items()}
         yield {
@@ -80,7 +86,62 @@ def seats(stack: Stack, chromium: Browser) -> list[Seat]:
     return [seat(chromium, stack.url, size).log_in(stack.password) for size in SIZES]
 
 
+def weights_states(stack: Stack, engines: dict[str, FakeEngine]) -> dict[str, str]:
+    """Weights in every state: swapped, back, partial, staged, refused, paused; each form."""
+    new, mixed = engines["look-new"], engines["look-mixed"]
+    disk = {"kind": "update_weights_from_disk", "model_path": "/srv/models/v2"}
+    tensor = {"kind": "update_weights_from_tensor", "weight_version": "files-3"}
+    new.weights.stage_s, new.held = 0.6, 3
+    done = stack.submit(new, **disk, timeout_s=30, mode="retract")
+    stack.job(done, wait_s=20)
+    sha = stack.upload(whole(), "look.safetensors")
+    stack.job(stack.submit(new, **tensor, uploads=[sha]), wait_s=20)
+    mixed.fail_ranks = {1}
+    partial = stack.submit(mixed, **disk, timeout_s=5)
+    stack.job(partial, wait_s=10)
+    staging = engines["look-staging"]
+    refused = stack.submit(staging, **{**disk, "model_path": "/etc"})
+    stack.job(refused, wait_s=10)
+    staging.weights.stage_s = 3600
+    staged = stack.submit(staging, **disk, timeout_s=60, mode="drain")
+    stack.until(staged, phase="preparing", state="dispatched")
+    paused = stack.submit(engines["look-paused"], kind="pause_generation", pause_mode="in_place")
+    stack.job(paused, wait_s=10)
+    small = ("pause_generation", "abort_requests", "release_memory", "repair")
+    return {
+        "weights": "/weights",
+        "weights engine": "/engines/look-new/weights",
+        "weights quarantined": "/engines/look-mixed/weights",
+        "weights lost": "/engines/look-lost/weights",
+        "weights new disk": "/weights/new?engine=look-new",
+        "weights new tensors": "/weights/new?engine=look-new&source=tensors",
+        "weights new distributed": "/weights/new?engine=look-new&source=distributed",
+        "weights new refused": "/weights/new?engine=look-mixed",
+        "weights return": f"/engines/look-new/weights/return?version=v2@{checksum_of('v2')}",
+        "uploads": "/uploads",
+        "engine paused": "/engines/look-paused",
+        "engine quarantined": "/engines/look-mixed",
+        "engine staging": "/engines/look-staging",
+        "weights job done": f"/jobs/{done}",
+        "weights job partial": f"/jobs/{partial}",
+        "weights job staging": f"/jobs/{staged}",
+        "weights job refused": f"/jobs/{refused}",
+        "pause job": f"/jobs/{paused}",
+        **{f"do {kind}": f"/engines/look-idle/do/{kind}" for kind in small},
+    }
+
+
+WEIGHTS_PAGES = [
+    *("weights", "weights engine", "weights quarantined", "weights lost"),
+    *("weights new disk", "weights new tensors", "weights new distributed"),
+    *("weights new refused", "weights return", "uploads"),
+    *("engine paused", "engine quarantined", "engine staging"),
+    *("weights job done", "weights job partial", "weights job staging", "weights job refused"),
+    *("pause job", "do pause_generation", "do abort_requests", "do release_memory", "do repair"),
+]
+
 PAGES = [
+    *WEIGHTS_PAGES,
     "fleet",
     *(f"engine look-{name}" for name in ("idle", "waiting", "partial", "lost", "busy")),
     "flush",
@@ -106,7 +167,21 @@ def test_a_page_is_clean(states, seats, name):
     for one in seats:
         one.goto(states[name])
         one.page.wait_for_timeout(100)  # the first reading of the socket is shown
+        shot(one, name)
         assert one.faults(status=404 if name == "not found" else 200) == []
+
+
+def shot(one: Seat, name: str) -> None:
+    """Pictures of the page in both themes, for people, in the folder QUIESCE_SCREENSHOTS."""
+    folder = os.environ.get("QUIESCE_SCREENSHOTS", "")
+    if "/" not in folder:
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for theme in ("light", "dark"):
+        one.page.evaluate("t => { document.documentElement.dataset.bsTheme = t }", theme)
+        path = Path(folder) / f"{name.replace(' ', '-')}-{theme}-{one.size[0]}.png"
+        one.page.screenshot(path=path, full_page=True)
+    one.page.evaluate("document.documentElement.dataset.bsTheme = 'light'")
 
 
 def test_what_opens_on_a_page_is_clean(states, seats):
