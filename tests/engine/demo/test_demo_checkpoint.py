@@ -153,7 +153,7 @@ def test_a_model_that_is_too_large_to_train_here_is_refused_at_once(tmp_path: Pa
     settings = json.loads((model / "config.json").read_text())
     settings |= {"num_hidden_layers": 1000, "intermediate_size": 1 << 20, "hidden_size": 1 << 14}
     (model / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ModelFileError, match="GB of memory and more; this machine has"):
+    with pytest.raises(ModelFileError, match="GB of memory; "):
         make_demo_checkpoint(model, tmp_path / "out", ignore)
 
 

@@ -18,11 +18,14 @@ LABELS = [7, 100]
 SAME = 1e-4  # of log probabilities, should this machine run on torch operators
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory, cpu_ext_dir: Path) -> Iterator[EngineProcess]:
+@pytest.fixture(scope="module", params=["Llama", "Qwen3"])
+def tiny(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cpu_ext_dir: Path
+) -> Iterator[EngineProcess]:
     """One rank whose pool holds 26 pages of 16 tokens, and prompts come in chunks of 24."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
     engine = EngineProcess(
-        write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"),
+        write_tiny_model(folder, architectures=[f"{request.param}ForCausalLM"]),
         cpu_ext_dir,
         dp_size=1,
         max_total_tokens=26 * 16,
