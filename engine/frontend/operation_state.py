@@ -106,6 +106,7 @@ class Current:
     messages: dict[int, str] = field(default_factory=dict)
     refused: dict[int, Places | None] = field(default_factory=dict)
     parked: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)  # said that they could not commit
     fault: str = ""
     prepared: dict[int, ServingState] = field(default_factory=dict)  # as each rank has it
     interrupted: dict[int, int] = field(default_factory=dict)

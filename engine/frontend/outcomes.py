@@ -49,6 +49,8 @@ def note_answer(current: Current, said: Said) -> None:
         current.messages[rank] = said.message
     if said.word is Word.REFUSED and said.message == NOT_IDLE:
         current.refused[rank] = said.places
+    if said.word is Word.FAILED:
+        current.failed.add(rank)
     if said.new is not None:
         current.prepared[rank] = said.new
     current.interrupted[rank] = max(said.interrupted, current.interrupted.get(rank, 0))
@@ -110,7 +112,8 @@ def rank_results(
         if end is RankEnd.DEAD:
             state, message = RankState.UNREACHABLE, "the rank died; it restarts and converges"
         elif committed:
-            state, message = _committed(current.phase, end, message)
+            failed = rank in current.failed
+            state, message = _committed(current.phase, end, message, failed=failed)
         elif rank in current.refused or message:
             state = RankState.FAILED
         else:
@@ -131,10 +134,14 @@ def rank_results(
     return results
 
 
-def _committed(phase: Phase, end: RankEnd, message: str) -> tuple[RankState, str]:
+def _committed(
+    phase: Phase, end: RankEnd, message: str, *, failed: bool
+) -> tuple[RankState, str]:
     if phase is Phase.COMPENSATING:
-        if end is RankEnd.OLD:
+        if end is RankEnd.OLD and not failed:
             return RankState.COMPENSATED, "taken back"
+        if end is RankEnd.OLD:
+            return RankState.FAILED, message or "not changed"
         return RankState.FAILED, f"holds the new state: the undo failed: {message}".rstrip(": ")
     if end is RankEnd.NEW:
         return RankState.SUCCEEDED, ""

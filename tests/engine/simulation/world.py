@@ -31,14 +31,28 @@ from engine.protocol import (
     FlushCache,
     Mode,
     Operation,
+    OperationKind,
     Outcome,
     Places,
     ProtocolError,
+    ReleaseMemory,
+    Repair,
+    UpdateWeightsFromDisk,
+    UpdateWeightVersion,
     WeightsView,
 )
 from engine.scheduler.participant import CommitFailedError, Effect, Participant, UndoFailedError
 
-TIMES = OperationTimes(heartbeat_s=3.0, margin_s=2.0, budget_s=14.0, resend_s=2.0)
+TIMES = OperationTimes(heartbeat_s=3.0, margin_s=2.0, budget_s=14.0, resend_s=2.0, stage_s=60.0)
+# One of each way through the protocol: no state, a state after parking, after long staging, and
+# beside serving.
+OPERATIONS: tuple[Operation, ...] = (
+    FlushCache(),
+    ReleaseMemory(),
+    UpdateWeightsFromDisk(model_path="/models/new"),
+    UpdateWeightVersion(new_version="named"),
+)
+UNCHANGING = frozenset({OperationKind.FLUSH_CACHE, OperationKind.REPAIR})
 HELD_MAX = 30
 
 
@@ -61,7 +75,7 @@ class Request:
     left: int
     epoch: int
     ends: list[str] = field(default_factory=list)
-    kv: ServingState | None = None
+    kv: str | None = None  # checksum of the weights that its KV was made with
 
 
 @dataclass
@@ -158,7 +172,12 @@ class SimHost:
     def converge(self, desired: ServingState) -> None:
         self.rank.busy_until = self.world.t + self.world.rng.uniform(0.2, 3)
         self.world.truth.pop(self.rank.k, None)
-        self.rank.machine.converged(desired)
+        if self.world.rng.random() < 0.1:
+            self.rank.machine.converged(desired, "scripted")
+        elif self.world.rng.random() < 0.5:
+            self.rank.machine.converged(desired)
+        else:
+            self.rank.converging = desired
 
 
 class SimRank:
@@ -171,6 +190,7 @@ class SimRank:
         self.staging_left = 0
         self.inbox: list[object] = []
         self.outbox: list[Said | Report] = []
+        self.converging: ServingState | None = None
         self.running: list[int] = []
         self.waiting: list[int] = []
         self.effects: dict[int, str] = {}
@@ -208,6 +228,9 @@ class SimRank:
                     check(message.att == op.att, "COMMIT for another attempt")
                 machine.handle(message, world.t)  # type: ignore[arg-type]
         if self.busy_until <= world.t:
+            if self.converging is not None and world.rng.random() < 0.3:
+                desired, self.converging = self.converging, None
+                machine.converged(desired)
             machine.tick(world.t)
             self._serve()
             self._stage()
@@ -238,13 +261,16 @@ class SimRank:
                 "served by a rank whose state nobody confirmed",
             )
             check(request.epoch == machine.epoch, "work for a frontend that is gone")
-            request.kv = machine.state
+            request.kv = machine.state.weights.checksum
             self.running.append(self.waiting.pop(0))
-        parking = machine.op is not None and machine.op.phase is RankPhase.PARKING
+        op = machine.op
+        parking = op is not None and (op.phase is RankPhase.PARKING or not op.parks)
         check(machine.is_open or not self.running or parking, "requests run on a closed rank")
         for rid in list(self.running):
             request = world.requests[rid]
-            check(request.kv == machine.state, "KV of one state read by another")
+            state_now = machine.state
+            is_own = state_now is not None and request.kv == state_now.weights.checksum
+            check(is_own, "KV of one state read by another")
             request.left -= 1
             if request.left <= 0:
                 self.running.remove(rid)
@@ -319,10 +345,12 @@ class Front:
             rid = self.held.pop(0)
             rank = world.ranks[k]
             if rank.alive:
-                check(
-                    rank.machine.state == world.journal.index.desired,
-                    "traffic to a rank in another state",
+                # Another name for the same weights is no other state: it waits there for the end.
+                state_now, desired = rank.machine.state, world.journal.index.desired
+                is_same = (
+                    state_now is not None and state_now.weights.checksum == desired.weights.checksum
                 )
+                check(is_same, "traffic to a rank in another state")
             self.routed[rid] = (k, rank.inc)
             if rank.alive:
                 rank.inbox.append((rid, self.epoch))
@@ -413,7 +441,9 @@ class World:
         return self.rng.choice([0, 0, 0, 0.3, 0.5, 1, 4, 28 if self.chaos else 4])
 
     def on_effect(self, rank: SimRank, op: int, what: str) -> None:
-        check(not rank.machine.is_open, "state changed while open to requests")
+        current = rank.machine.op
+        parks = current is None or current.parks
+        check(not (parks and rank.machine.is_open), "state changed while open to requests")
         check(op not in self.ended_ops, "an effect after the end was recorded")
         if what == "new":
             decided = any(isinstance(r, Decided) and r.op == op for r in self.journal.records)
@@ -432,6 +462,10 @@ class World:
             "SUCCEEDED without every rank",
         )
         self.truth = {}
+        self.stat[record.result.kind] += 1
+        if record.result.kind is OperationKind.REPAIR:
+            self._on_repaired(record, ends)
+            return
         for k, inc in incs.items():
             rank = self.ranks[k]
             if not rank.alive or rank.inc != inc:
@@ -442,6 +476,14 @@ class World:
             check(not unchanged or told == "old", f"{outcome} but a rank changed")
             if rank.machine.state is not None:
                 self.truth[k] = (inc, rank.machine.state)
+
+    def _on_repaired(self, record: Finished, ends: dict[int, RankEnd]) -> None:
+        """A rank that is called repaired serves what is desired."""
+        for k, end in ends.items():
+            rank = self.ranks[k]
+            if end is RankEnd.NEW and rank.alive:
+                is_right = rank.machine.state in (record.desired, None)
+                check(is_right, "a repaired rank is not as it should be")
 
     def on_reply(self, ended: Ended) -> None:
         result = ended.result
@@ -487,23 +529,30 @@ class World:
         if front is None:
             return
         old = self.journal.index.desired
-        changes = rng.random() < 0.6
-        new = state(str(rng.randrange(10**6)))
+        operation = rng.choice(OPERATIONS)
+        fenced = any(rank.alive and rank.machine.fenced for rank in self.ranks)
+        if fenced and rng.random() < 0.5:
+            operation = Repair()
+        new = old if operation.kind in UNCHANGING else state(str(rng.randrange(10**6)))
+        if operation.kind is OperationKind.UPDATE_WEIGHT_VERSION:  # the weights stay
+            named = msgspec.structs.replace(new.weights, checksum=old.weights.checksum)
+            new = ServingState(weights=named)
         timeout_s = rng.choice([0, 4, 15, 30, 60])
         self.next_id += 1
         current = Current(
             op=0,
             op_id=f"op-{self.next_id}",
-            operation=FlushCache(),
+            operation=operation,
             mode=rng.choice(list(Mode)),
             att=1,
             timeout_s=timeout_s,
+            patience_s=timeout_s,
             started_at=self.t,
             deadline=self.t + timeout_s,
             start_by=self.t + timeout_s,
             incs={},
             old=old,
-            new=new if changes else old,
+            new=new,
         )
         busy = self.journal.index.open is not None or front.coordinator.current is not None
         try:
