@@ -11,7 +11,7 @@ from console.choices import WAITING_KINDS, WEIGHT_UPDATES, JobKind, JobState
 from console.models import Job
 from console.pages import words
 from console.pages.kinds import kind_words
-from console.templatetags.q_tags import age, duration, size, size_of
+from console.templatetags.q_tags import age, duration, fine, size, size_of
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _ended(job: Job) -> list[Step]:
             found.append(step)
         elif step.title.startswith("Stage"):
             is_over = staged_s is None and not is_done
-            took = duration(staged_s) if staged_s is not None else ""
+            took = fine(staged_s) if staged_s is not None else ""
             found.append(replace(step, word=word if is_over else "ok", took=took))
         elif step.title.startswith("Wait"):
             is_over = not is_done
@@ -127,7 +127,7 @@ def _ended(job: Job) -> list[Step]:
         elif step.title.startswith("Commit"):
             one = "ok" if word == "succeeded" else word
             is_over = not is_done
-            found.append(replace(step, word=one, took=duration(effect_s) if effect_s else ""))
+            found.append(replace(step, word=one, took=fine(effect_s) if effect_s else ""))
         else:
             found.append(replace(step, word="ok"))
     if found[-1].title.startswith("Release") and found[-1].is_todo:

@@ -86,7 +86,7 @@ def job(request: HttpRequest, job_id: UUID) -> HttpResponse:
             "job": found,
             "short": short(found.pk),
             "words": kind_words(found.kind),
-            "version": asked_version(found),
+            "to_version": asked_version(found),
             "waits": found.kind in WAITING_KINDS,
             "is_weights": found.kind in WEIGHT_UPDATES,
             "asked": asked_of(found),

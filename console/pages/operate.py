@@ -16,7 +16,6 @@ from console.choices import WAITING_KINDS, JobKind, Mode
 from console.clock import db_now
 from console.exceptions import Invalid, NotFound
 from console.pages.asking import PRESETS_S, ask, key_read, reason_check, seconds_check, sentence
-from console.pages.flush import MODES
 from console.pages.kinds import KindWords, kind_words
 from console.pages.plan_rows import PlanPanel, stand_in
 from console.pages.shell import page, page_render
@@ -24,6 +23,14 @@ from console.params import JobParams, params_of
 from console.selectors.engines import EngineView, engine_get
 from console.selectors.plans import job_plan
 from engine.protocol import MAX_TIMEOUT_S
+
+MODES = (
+    (Mode.IF_IDLE, "Only if every rank is idle now; otherwise refused at once, nothing changed."),
+    (Mode.WAIT, "New and running requests go on; at the first moment every rank is idle in time."),
+    (Mode.DRAIN, "Hold new requests and let running ones finish first."),
+    (Mode.RETRACT, "Hold new requests; put running ones back in the queue."),
+    (Mode.ABORT, "Hold new requests; end running ones with finish_reason abort."),
+)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,8 @@ class Panel:
     @property
     def harsher(self) -> str:
         """The mode that Force takes; empty when there is none."""
-        return str(HARSHER.get(self.mode, "")) if self.waits else ""
+        is_staging = self.word == "preparing" and self.kind in WEIGHT_UPDATES
+        return str(HARSHER.get(self.mode, "")) if self.waits and not is_staging else ""
 
     @property
     def force_effect(self) -> str:

@@ -13,7 +13,7 @@ from console.pages.words import nonzero, why_no_change
 from console.params import JobParams, WeightParams, params_of
 from console.selectors.history import Span
 from console.selectors.plans import Plan
-from console.templatetags.q_tags import duration, places, size
+from console.templatetags.q_tags import fine, places, size
 
 NOT_KNOWN = mark_safe('<span class="muted">not known</span>')
 _WHEN = {
@@ -53,7 +53,7 @@ class PlanPanel:
         plan = self.plan
         found = [("Touches", _touches(plan))]
         if reasons := self._refused():
-            found.insert(0, ("Refused now", reasons))
+            found.insert(0, ("Not ready" if self.error else "Refused now", reasons))
         if plan.kind in WAITING_KINDS:
             found.append(("Idle", _idle(plan)))
         if plan.kind in WEIGHT_UPDATES:
@@ -66,6 +66,7 @@ class PlanPanel:
             found.append(("Tokens lost", _tokens(plan)))
         found.append(("Requests at risk", _risk(plan)))
         can, text = plan.undo
+        can = can or plan.kind in WEIGHT_UPDATES  # until the last rank commits
         class_word = "C" if kind_words(plan.kind).is_class_c else "B"
         lead = (
             f"Class {class_word}:"
@@ -136,10 +137,11 @@ def span_words(span: Span | None) -> str:
     """`1.2 s`, or `1.2–3.4 s`; empty when not known."""
     if span is None:
         return ""
-    low, high = duration(span.low), duration(span.high)
+    low, high = fine(span.low), fine(span.high)
     if low == high:
         return low
-    return f"{low.removesuffix(' s')}–{high}" if high.endswith(" s") else f"{low}–{high}"
+    same_unit = low.rpartition(" ")[2] == high.rpartition(" ")[2]
+    return f"{low.rpartition(' ')[0]}–{high}" if same_unit and " " in low else f"{low}–{high}"
 
 
 def _seconds(span: Span | None) -> SafeString:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from urllib.parse import quote
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -34,7 +35,7 @@ from console.selectors.weights import (
     lineage_of,
     previous_of,
 )
-from console.templatetags.q_tags import DASH, Cells, short, size, wv
+from console.templatetags.q_tags import DASH, Cells, fine, short, size, wv
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _line(push: Push, served: dict[str, Weights]) -> Line:
         via=str(job.get_via_display()) if job else "at start",
         to=engine or target or "every engine",
         to_url=reverse("weights-engine", args=[engine or target]) if engine or target else "",
-        pause=f"{push.pause_s:.2f} s" if push.pause_s is not None else "–",
+        pause=fine(push.pause_s),
         job_url=reverse("job", args=[job.pk]) if job else "",
         job_short=short(job.pk) if job else "",
         return_url=f"{reverse('weights-return', args=[target])}?version={_quoted(weights)}"
@@ -92,8 +93,6 @@ def _line(push: Push, served: dict[str, Weights]) -> Line:
 
 
 def _quoted(weights: Weights) -> str:
-    from urllib.parse import quote
-
     return quote(f"{weights.version}@{weights.checksum}")
 
 
@@ -117,17 +116,18 @@ def _group_row(group: Group, lines: list[Line]) -> dict[str, object]:
     last = next((line for line in lines if line.to in names and line.word == "succeeded"), None)
     stored = [Weights.of(view.state.weights) for view in group.views if view.state]
     desired = next((one for one in stored if one is not None), None)
-    model = group.model
+    wanted = {one.is_same_as for one in stored if one is not None}
     return {
-        "model": model,
+        "model": group.model,
+        "differs": len(wanted) if len(wanted) > 1 else 0,
         "size": size(desired.bytes) if desired and desired.bytes else "",
         "desired": desired,
         "split": [
-            wv(version, "" if desired is None or version == desired.version else "old", count)
-            for (version, _), count in group.split
+            wv(version, "" if (version, checksum) in wanted else "old", count)
+            for (version, checksum), count in group.split
         ],
         "condition": group_condition(group),
-        "source": source_of(desired),
+        "source": DASH if len(wanted) > 1 else source_of(desired),
         "last": last,
         "views": group.views,
         "num_ranks": group.num_ranks,

@@ -202,7 +202,11 @@ def mixed_banner() -> SafeString:
         icon("versions"),
         first.model,
         len(first.split),
-        format_html_join(", ", "{} ranks on {}", ((n, version) for version, n in first.split)),
+        format_html_join(
+            ", ",
+            "{} {} on {}",
+            ((n, "rank" if n == 1 else "ranks", version) for version, n in first.split),
+        ),
         more,
         reverse("weights"),
     )

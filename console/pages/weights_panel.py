@@ -19,7 +19,7 @@ from console.pages.job_ends import weights_before
 from console.pages.job_steps import reply_number
 from console.pages.pending import STAGING_NOTE
 from console.pages.weights_ranks import left_s, rate_bytes_s, staged_of
-from console.templatetags.q_tags import DASH, Cells, age, duration, size, size_of
+from console.templatetags.q_tags import DASH, Cells, age, duration, fine, size, size_of
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class WeightsPanel:
         return {
             "paused": format_html(
                 "<b>{}</b><span>paused; {}</span>",
-                f"{pause_s:.2f} s" if pause_s is not None else "–",
+                fine(pause_s),
                 f"{lost} requests ended" if self.job.mode == "abort" else "0 requests lost",
             ),
             "pause-facts": self._facts(),
@@ -125,9 +125,9 @@ class WeightsPanel:
         before = weights_before(job)
         facts = [
             ("Held", "not known" if held is None else f"{held:.0f} requests, released in order"),
-            ("Staged", "not known" if staged_s is None else duration(staged_s)),
+            ("Staged", "not known" if staged_s is None else fine(staged_s)),
             ("Bytes", size(total) if total else "not known"),
-            ("Swap", f"at most {max(effects):.2f} s a rank" if effects else "none"),
+            ("Swap", f"at most {fine(max(effects))} a rank" if effects else "none"),
             ("Served before", f"{before.version} {before.checksum[:8]}" if before else "not known"),
         ]
         return format_html_join("", '<dt>{}</dt><dd class="num-l">{}</dd>', facts)

@@ -8,9 +8,9 @@ from django.utils.safestring import SafeString, mark_safe
 from console.choices import JobPhase, JobState, RankState
 from console.models import Job, JobRankResult
 from console.pages import words
-from console.templatetags.q_tags import DASH, Cells, duration, progress, state
+from console.templatetags.q_tags import DASH, Cells, duration, fine, progress, state
 
-_NOT_STARTED = mark_safe('<span class="faint">not started</span>')
+_NOT_STARTED = mark_safe('<span class="faint nowrap">not started</span>')
 
 
 def staged_of(row: JobRankResult) -> tuple[str, int, int, float]:
@@ -51,7 +51,7 @@ def rank_word(job: Job, row: JobRankResult) -> str:
 def _commit(job: Job, row: JobRankResult) -> SafeString:
     if row.state == RankState.SUCCEEDED:
         total = staged_of(row)[2]
-        took = f"in {row.effect_s:.2f} s" if row.effect_s is not None else "done"
+        took = f"in {fine(row.effect_s)}" if row.effect_s is not None else "done"
         return progress(total or 1, total or 1, took)
     if row.state == RankState.COMPENSATED:
         return mark_safe("put back")

@@ -144,6 +144,8 @@ def size_of(done: float, total: float) -> str:
     unit = whole.rpartition(" ")[2]
     scale = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit]
     share = done / scale
+    if 0 < share < 0.095:
+        return f"{size(done)} of {whole}"
     return f"{share:.0f} of {whole}" if share >= 99.95 else f"{share:.1f} of {whole}"
 
 
@@ -240,6 +242,14 @@ def duration(seconds: float | None) -> str:
     if minutes < 24 * 60:
         return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
     return f"{minutes // 1440} d {minutes // 60 % 24} h"
+
+
+@register.filter
+def fine(seconds: float | None) -> str:
+    """A short time, as measured: `24 ms`, `0.84 s`, then as `duration`."""
+    if seconds is None or seconds >= 9.95:
+        return duration(seconds)
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.0995 else f"{seconds:.2f} s"
 
 
 @register.filter

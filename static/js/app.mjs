@@ -39,10 +39,11 @@ document.addEventListener("click", async (e) => {
 }, true);
 
 // the More menu is a disclosure: Escape closes it and returns focus, so does a click or focus elsewhere
-const menu = $("[data-menu]");
-menu?.addEventListener("keydown", (e) => { if (e.key === "Escape" && menu.open) { menu.open = false; $("summary", menu).focus(); } });
-document.addEventListener("click", (e) => { if (menu?.open && !menu.contains(e.target)) menu.open = false; });
-menu?.addEventListener("focusout", (e) => { if (e.relatedTarget && !menu.contains(e.relatedTarget)) menu.open = false; });
+for (const menu of all("[data-menu]")) {
+  menu.addEventListener("keydown", (e) => { if (e.key === "Escape" && menu.open) { menu.open = false; $("summary", menu).focus(); } });
+  document.addEventListener("click", (e) => { if (menu.open && !menu.contains(e.target)) menu.open = false; });
+  menu.addEventListener("focusout", (e) => { if (e.relatedTarget && !menu.contains(e.relatedTarget)) menu.open = false; });
+}
 
 // dialogs: opener named by data-dialog; focus starts on the least harmful control and returns to the opener
 const opener = {};

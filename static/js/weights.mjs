@@ -14,7 +14,7 @@ function params() {
   const base = { timeout_s: Number(value("timeout_s")), mode: form.querySelector("[name=mode]:checked")?.value, flush_cache: $("w-flush").checked, torch_empty_cache: $("w-empty").checked, ...(value("weight_version") && { weight_version: value("weight_version") }) };
   const fixed = $("w-path-is")?.dataset;
   if (fixed) return { model_path: fixed.path, ...base, weight_version: value("version").split("@")[0], ...(fixed.checksum && { expected_checksum: fixed.checksum }) };
-  if (source() === "disk") return { model_path: value("path").startsWith("/") ? value("path") : `<${value("root")}>/${value("path")}`, ...base };
+  if (source() === "disk") return { model_path: value("path").startsWith("/") ? value("path") : `${$("w-root").selectedOptions[0]?.dataset.path ?? ""}/${value("path")}`, ...base };
   if (source() === "tensors") return { uploads: named(), ...base };
   return { group: { master_address: value("master_address"), master_port: Number(value("master_port")), rank_offset: Number(value("rank_offset")), world_size: Number(value("world_size")), group_name: value("group_name"), backend: value("backend") }, receive_timeout_s: Number(value("receive_timeout_s")), ...base };
 }

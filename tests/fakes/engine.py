@@ -536,7 +536,11 @@ class FakeEngine:
             ranks=[
                 RankResult(
                     dp_rank=rank,
-                    state=RankState.WAITING if self.running else RankState.PARKED,
+                    state=RankState.NOT_STARTED
+                    if pending.phase is Phase.PREPARING
+                    else RankState.WAITING
+                    if self.running
+                    else RankState.PARKED,
                     message=f"running={self.running}" if self.running else "",
                     places=Places(running=self.running),
                     staging=self._staging(pending),

@@ -77,7 +77,7 @@ def test_ranks_that_differ_are_told_on_every_page(page, engine, seen, ask):
     seen(ranks=[rank_view(0), rank_view(1, version="v6")])
     for path in ("/", "/weights", "/engines/local", "/jobs", "/audit", "/flush", "/uploads"):
         text = flat(text_of(page, path))
-        assert "m is served with 2 versions: 1 ranks on v6, 1 ranks on v7" in text, path
+        assert "m is served with 2 versions: 1 rank on v6, 1 rank on v7" in text, path
     assert 'class="wv wv-old"' in text_of(page, "/weights")
 
 
@@ -254,10 +254,10 @@ def test_the_plan_says_what_is_known_and_what_is_not(page, engine, seen, pushed)
     rates = [rank_view(n, prefill_tokens_per_s=100.0) for n in range(2)]
     seen(ranks=rates)
     text = flat(text_of(page, url))
-    assert "2.5 s as measured in the last 1 job" in text
-    assert "0.8 s as measured in the last 1 job" in text
+    assert "2.50 s as measured in the last 1 job" in text
+    assert "0.84 s as measured in the last 1 job" in text
     assert "960 cached on the device (L1)" in text
-    assert "2.4–9.6 s of prefill" in text
+    assert "2.40–9.60 s of prefill" in text
     assert "“Return to v7” is a new update" in text
 
 
@@ -346,8 +346,8 @@ def test_an_ended_update_shows_the_measured_pause_and_the_new_weights(page, seen
     assert "0.84 s" in words
     assert f"All 2 ranks serve v7, checksum {served('v7').checksum[:8]}" in words
     assert "3 held requests were released in order" in words
-    assert "in 0.02 s" in words
-    assert "Stage and verify : ok 2.5 s" in words.replace(": ok", " : ok").replace("  ", " ")
+    assert "in 20 ms" in words
+    assert "Stage and verify : ok 2.50 s" in words.replace(": ok", " : ok").replace("  ", " ")
 
 
 def test_a_partial_update_names_who_did_not_and_what_happens(page, seen, pushed):
