@@ -7,7 +7,8 @@ from ninja import Query, Router
 
 from api.query import only_query
 from api.schemas.inputs import CheckpointQuery
-from api.schemas.outputs import CheckpointsOut, EngineOut, EnginePage, Problem
+from api.schemas.outputs import EngineOut, EnginePage, Problem
+from api.schemas.weights import CheckpointsOut
 from console.selectors.checkpoints import checkpoints_ask
 from console.selectors.engines import engine_get, engine_list, engine_named
 from console.selectors.payloads import checkpoints_payload, engine_payload

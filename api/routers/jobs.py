@@ -20,7 +20,8 @@ from api.schemas.inputs import (
     JobQuery,
     WaitQuery,
 )
-from api.schemas.outputs import JobOut, JobPage, PlanOut, Problem
+from api.schemas.outputs import JobOut, JobPage, Problem
+from api.schemas.weights import PlanOut
 from console.choices import OnConflict
 from console.exceptions import Invalid
 from console.selectors.jobs import job_get, job_list, job_version

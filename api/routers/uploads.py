@@ -9,7 +9,8 @@ from ninja import Query, Router, Status
 from api.auth import actor
 from api.query import only_query
 from api.schemas.inputs import PieceQuery, UploadIn
-from api.schemas.outputs import Problem, UploadOut, UploadPage
+from api.schemas.outputs import Problem
+from api.schemas.weights import UploadOut, UploadPage
 from console.exceptions import UnsupportedMediaType
 from console.selectors.payloads import upload_payload
 from console.selectors.uploads import upload_get, uploads_coming, uploads_whole

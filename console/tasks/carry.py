@@ -7,14 +7,12 @@ that is answered by asking, never by sending again.
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from uuid import UUID
 
 import msgspec
 import structlog
-from django.conf import settings
 
-from console.choices import SHARED_KINDS, WEIGHT_UPDATES, JobState, OnConflict
+from console.choices import SHARED_KINDS, JobState, OnConflict
 from console.clock import db_now
 from console.gateways import Conversation, EngineSilent, Greeting, gateway_for
 from console.models import Job
@@ -30,15 +28,14 @@ from console.services.job_run import (
     job_reconcile,
     job_refused,
 )
-from console.services.transitions import DISPATCH_WINDOW_S
 from console.tasks.feed import feed
 from console.tasks.lease import Lease
 from console.tasks.saving import saved
+from console.tasks.submitting import submit_of
 from engine.protocol import (
     Answer,
     Failure,
     ListOperations,
-    Mode,
     OperationList,
     OperationResult,
     OperationView,
@@ -48,7 +45,6 @@ from engine.protocol import (
     QueryAnswer,
     QueryStatus,
     Response,
-    Submit,
 )
 
 log = structlog.get_logger(__name__)
@@ -116,7 +112,9 @@ class _Carrier:
                 return
             self.job = job
             try:
-                request_id = conversation.send(self._submit(greeting, db_now()), timeout_s=SEND_S)
+                request_id = conversation.send(
+                    submit_of(self.job, self.params, greeting, db_now()), timeout_s=SEND_S
+                )
             except EngineSilent as error:
                 self._reconcile(f"the connection was lost while sending: {error}")
                 return
@@ -195,31 +193,6 @@ class _Carrier:
             blocked_by=stranger.op_id,
         )
         return True
-
-    def _submit(self, greeting: Greeting, now: datetime) -> Submit:
-        """The command, with what is left of the job's time on the engine's own clock."""
-        job = self.job
-        spent_s = time.monotonic() - greeting.sent_at_s
-        return Submit(
-            op_id=str(job.pk),
-            epoch=greeting.welcome.epoch,
-            operation=self.params.operation(job_id=str(job.pk)),
-            mode=Mode(job.mode),
-            # As asked, so that the rank's side can be held against the request; what is left of
-            # it is the next line's. The engine's deadline is the earlier of the two.
-            timeout_s=0.0 if job.mode == Mode.IF_IDLE else job.timeout_s,
-            # Rates only: no two clocks are compared, and the error is on the early side.
-            start_by_clock_s=greeting.welcome.clock_s + self._budget_s(now) - spent_s,
-            requested_by=job.requested_by_name,
-        )
-
-    def _budget_s(self, now: datetime) -> float:
-        """How long after now an effect may begin at the latest."""
-        job = self.job
-        if job.kind in WEIGHT_UPDATES:  # their deadline begins when they are staged
-            return float(settings.STAGING_ALLOWANCE_S) + max(job.timeout_s, DISPATCH_WINDOW_S)
-        assert job.dispatch_by is not None, job.pk
-        return (job.dispatch_by - now).total_seconds()
 
     def _follow(self, conversation: Conversation, request_id: str) -> None:
         started = heard = asked = time.monotonic()
