@@ -140,6 +140,8 @@ def span_words(span: Span | None) -> str:
     low, high = fine(span.low), fine(span.high)
     if low == high:
         return low
+    if low.startswith("under"):
+        return f"at most {high}"
     same_unit = low.rpartition(" ")[2] == high.rpartition(" ")[2]
     return f"{low.rpartition(' ')[0]}–{high}" if same_unit and " " in low else f"{low}–{high}"
 

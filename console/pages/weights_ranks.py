@@ -14,22 +14,25 @@ _NOT_STARTED = mark_safe('<span class="faint nowrap">not started</span>')
 
 
 def staged_of(row: JobRankResult) -> tuple[str, int, int, float]:
-    """(what, done bytes, all bytes, seconds since its start) as the rank last told."""
+    """(what, done bytes, all bytes, seconds since its start) as the rank last told.
+
+    A rank that has committed had staged and checked all of it, whatever it told last.
+    """
     staging = row.staging or {}
-    return (
-        str(staging.get("what", "")),
-        int(staging.get("done_bytes", 0)),
-        int(staging.get("total_bytes", 0)),
-        float(staging.get("elapsed_s", 0.0)),
-    )
+    what, total = str(staging.get("what", "")), int(staging.get("total_bytes", 0))
+    done = int(staging.get("done_bytes", 0))
+    if row.state in (RankState.SUCCEEDED, RankState.COMPENSATED):
+        what, done = "ready", total
+    return what, done, total, float(staging.get("elapsed_s", 0.0))
 
 
 def rate_bytes_s(row: JobRankResult) -> float | None:
     """Bytes a second while it stages, or over all of it once it is ready; None when not known."""
-    what, done, total, elapsed_s = staged_of(row)
+    told = row.staging or {}
+    elapsed_s, what = float(told.get("elapsed_s", 0.0)), told.get("what")
     if elapsed_s <= 0 or what not in ("stage", "ready"):
         return None
-    return (done if what == "stage" else total) / elapsed_s
+    return int(told.get("done_bytes" if what == "stage" else "total_bytes", 0)) / elapsed_s
 
 
 def left_s(row: JobRankResult) -> float | None:

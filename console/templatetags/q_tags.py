@@ -249,7 +249,9 @@ def fine(seconds: float | None) -> str:
     """A short time, as measured: `24 ms`, `0.84 s`, then as `duration`."""
     if seconds is None or seconds >= 9.95:
         return duration(seconds)
-    return f"{1000 * seconds:.0f} ms" if seconds < 0.0995 else f"{seconds:.2f} s"
+    if seconds >= 0.0995:
+        return f"{seconds:.2f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.0005 else "under 1 ms"
 
 
 @register.filter

@@ -1,0 +1,146 @@
+"""Weight jobs of the console on a real engine: from disk, from uploaded files, and back again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.supervised import Supervised
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+PROMPT = "The capital of France is"
+
+
+def perturb(folder: Path) -> None:
+    """Zero one layer's projection, in the file itself: other tokens, same shapes."""
+    (path,) = folder.glob("*.safetensors")
+    with path.open("r+b") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+        name = next(one for one in sorted(header) if one.endswith("layers.0.mlp.down_proj.weight"))
+        begin, end = header[name]["data_offsets"]
+        file.seek(8 + header_bytes + begin)
+        file.write(bytes(end - begin))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, smollm2_dir: Path) -> Path:
+    """A root with two folders, `one` and `two`."""
+    root = tmp_path_factory.mktemp("models")
+    shutil.copytree(smollm2_dir, root / "one")
+    shutil.copytree(smollm2_dir, root / "two")
+    perturb(root / "two")
+    return root
+
+
+@pytest.fixture(scope="module")
+def stack(models: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
+    stack = Supervised(models / "one", cpu_ext_dir, "--dtype", "float32")
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.remove()
+
+
+def generate(stack: Supervised) -> str:
+    body = {"text": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 24}}
+    return str(httpx.post(f"{stack.engine_base}/generate", json=body, timeout=90).json()["text"])
+
+
+def do(stack: Supervised, kind: str, **params: Any) -> dict[str, Any]:
+    body = {"engine": "local", "kind": kind, "params": params, "reason": "test"}
+    asked = stack.api("POST", "/jobs", json=body)
+    assert asked.status_code == 202, asked.text
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        job = stack.api("GET", f"/jobs/{asked.json()['id']}?wait_s=5").json()
+        if job["finished_at"]:
+            return dict(job)
+    raise AssertionError(f"no end: {job}")
+
+
+def upload(stack: Supervised, path: Path) -> str:
+    size = path.stat().st_size
+    begun = stack.api("POST", "/uploads", json={"name": path.name, "size_bytes": size}).json()
+    at = begun
+    with path.open("rb") as file:
+        while at["offset"] < size:
+            file.seek(at["offset"])
+            answer = httpx.patch(
+                f"{stack.base}/api/v1/uploads/{begun['id']}?offset={at['offset']}",
+                content=file.read(begun["piece_bytes"]),
+                headers={
+                    "Authorization": f"Bearer {stack.token}",
+                    "Content-Type": "application/octet-stream",
+                },
+            )
+            assert answer.status_code == 200, answer.text
+            at = answer.json()
+    return str(at["sha256"])
+
+
+def test_weights_from_disk_change_the_answer_and_the_return_restores_it(stack, models) -> None:
+    before = generate(stack)
+    found = stack.api("GET", "/engines/local/checkpoints").json()
+    assert {one["name"] for one in found["checkpoints"]} >= {"one", "two"}
+    plan = {
+        "engine": "local",
+        "kind": "update_weights_from_disk",
+        "params": {"model_path": str(models / "two")},
+    }
+    dry = stack.api("POST", "/jobs?dry_run=true", json=plan).json()
+    assert dry["would_be_accepted"], dry["refusals"]
+    assert dry["checkpoint"]["num_tensors"] > 0
+    there = do(
+        stack,
+        "update_weights_from_disk",
+        model_path=str(models / "two"),
+        weight_version="two",
+        mode="retract",
+    )
+    assert there["state"] == "succeeded", there["error"]
+    assert there["reply"]["pause_s"] is not None
+    assert all(rank["staging"]["total_bytes"] > 10**8 for rank in there["ranks"])
+    assert all(rank["effect_s"] is not None for rank in there["ranks"])
+    assert generate(stack) != before
+    old = there["reply"]["weights_before"]
+    back = do(
+        stack,
+        "update_weights_from_disk",
+        model_path=old["path"],
+        weight_version=old["version"],
+        expected_checksum=old["checksum"],
+    )
+    assert back["state"] == "succeeded", back["error"]
+    assert back["reply"]["weights"]["checksum"] == old["checksum"]
+    assert generate(stack) == before
+
+
+def test_uploaded_files_are_served(stack, models) -> None:
+    before = generate(stack)
+    (file,) = (models / "two").glob("*.safetensors")
+    sha = upload(stack, file)
+    job = do(stack, "update_weights_from_tensor", uploads=[sha], weight_version="files")
+    assert job["state"] == "succeeded", job["error"]
+    assert job["sent_bytes"] == job["total_bytes"] == file.stat().st_size
+    assert generate(stack) != before
+    bad = do(stack, "update_weights_from_disk", model_path="/etc")
+    assert bad["state"] == "failed"
+
+
+def test_a_pause_is_seen_and_ended(stack) -> None:
+    assert do(stack, "pause_generation", pause_mode="in_place")["state"] == "succeeded"
+    assert stack.api("GET", "/engines/local").json()["paused"] == "in_place"
+    assert do(stack, "continue_generation")["state"] == "succeeded"
+    assert do(stack, "update_weight_version", new_version="named")["state"] == "succeeded"
+    assert do(stack, "repair")["state"] == "succeeded"
+    assert do(stack, "abort_requests", abort_all=True)["state"] == "succeeded"
+    assert generate(stack)
