@@ -56,6 +56,7 @@ from engine.protocol import (
     Outcome,
     RankState,
     StateChanged,
+    UpdateWeightsFromDistributed,
 )
 from engine.protocol.events import EventBody
 
@@ -351,6 +352,9 @@ class Frontend:
         self.operations.ended(result)
         self.publish(OperationEnded(result=result))
         if result.kind in WEIGHT_UPDATES:
+            operation = self.operations.operation_of(result.op_id)
+            if isinstance(operation, UpdateWeightsFromDistributed) and result.staged_s is None:
+                self.sessions.failed(operation.group_name)  # who sends, and who receives, differ
             before, kept = result.weights_before, self.kept_files()
             if before is not None and Path(before.path) not in kept:
                 self.files.replaced(before.path)

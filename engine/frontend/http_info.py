@@ -126,6 +126,7 @@ async def model_info(request: Request) -> Response:
             "is_generation": True,
             "preferred_sampling_params": None,
             "weight_version": frontend.journal.index.desired.weights.version,
+            "weights": msgspec.to_builtins(frontend.journal.index.desired.weights),
             "load_format": "safetensors",
             "reasoning_parser": None,
             "tool_call_parser": None,
@@ -143,6 +144,7 @@ async def server_info(request: Request) -> Response:
     frontend = _frontend(request)
     config, facts = frontend.config, frontend.facts()
     ranks = frontend.state().ranks
+    desired = frontend.journal.index.desired
     return json_response(
         {
             "version": VERSION,
@@ -159,6 +161,10 @@ async def server_info(request: Request) -> Response:
             "context_length": facts.context_len_tokens if facts else None,
             "max_total_num_tokens": facts.num_pages * facts.page_size_tokens if facts else None,
             "weight_version": frontend.journal.index.desired.weights.version,
+            "paused": desired.paused,
+            "released": list(desired.released),
+            "needs_weights": desired.needs_weights,
+            "weights_roots": list(config.weights_roots),
             "status": "ready" if frontend.is_serving else "starting",
             "uptime_s": time.time() - _STARTED,
             "epoch": frontend.epoch.text,
@@ -167,6 +173,9 @@ async def server_info(request: Request) -> Response:
                     "dp_rank": rank.dp_rank,
                     "online": rank.online,
                     "weight_version": rank.weight_version,
+                    "weight_checksum": rank.weight_checksum,
+                    "condition": rank.condition,
+                    "note": rank.note,
                     "last_gen_throughput": rank.decode_tokens_per_s,
                     "kv": msgspec.to_builtins(rank.kv),
                 }

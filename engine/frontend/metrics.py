@@ -20,6 +20,7 @@ _COUNTERS = {
     "num_retracted": ("retractions_total", "Times a request was retracted"),
     "evicted_pages": ("evicted_pages_total", "KV pages evicted"),
     "flushes": ("flushes_total", "Cache flushes"),
+    "empty_cache": ("empty_cache_total", "Times cached device memory was given back"),
     "kv_account_violations": ("violations_total", "Times the page account did not balance"),
 }
 

@@ -81,6 +81,7 @@ class Operations:
         self._to_abort = to_abort
         self.noted = noted
         self._followers: list[Follower] = []
+        self._submitted: dict[str, Operation] = {}  # the newest; one at a time
         self._told: tuple[object, ...] = ()
         self._told_at = 0.0
 
@@ -144,6 +145,7 @@ class Operations:
                 requested_by=requested_by,
             )
         )
+        self._submitted = {op_id: operation}
         follower = self._follow(op_id)
         self._drive()
         return follower
@@ -312,6 +314,10 @@ class Operations:
         raise AssertionError("progress ends with a result")
 
     # ---- from the frontend's loop ------------------------------------------------------------
+
+    def operation_of(self, op_id: str) -> Operation | None:
+        """What was asked, of the newest operation; None of one that an earlier frontend took."""
+        return self._submitted.get(op_id)
 
     def ended(self, result: OperationResult) -> None:
         """An end is on disk: tell those who wait."""

@@ -134,9 +134,7 @@ def rank_results(
     return results
 
 
-def _committed(
-    phase: Phase, end: RankEnd, message: str, *, failed: bool
-) -> tuple[RankState, str]:
+def _committed(phase: Phase, end: RankEnd, message: str, *, failed: bool) -> tuple[RankState, str]:
     if phase is Phase.COMPENSATING:
         if end is RankEnd.OLD and not failed:
             return RankState.COMPENSATED, "taken back"

@@ -47,6 +47,7 @@ class WeightSessions:
         self._groups: dict[str, Mapping[int, int]] = {}  # name → incarnations that joined
         self._joining: set[str] = set()
         self._tasks: set[asyncio.Task[object]] = set()
+        self._leaving: dict[str, asyncio.Task[object]] = {}
 
     # ---- sessions ----------------------------------------------------------------------------
 
@@ -126,6 +127,8 @@ class WeightSessions:
             )
         self._joining.add(name)
         try:
+            if name in self._leaving:  # what was left must be left before it is joined again
+                await asyncio.wait({self._leaving[name]})
             answers = await self.calls.ask(JoinGroup(group=group), timeout_s=timeout_s)
             why = told(answers, dp_size)
             if why:
@@ -167,8 +170,11 @@ class WeightSessions:
         return why
 
     def failed(self, group_name: str) -> None:
-        """An update through this group failed while it received."""
-        self._later(self.leave(group_name))
+        """An update through this group failed while it received: it is a group no more."""
+        self._groups.pop(group_name, None)
+        task = self._later(self.leave(group_name))
+        self._leaving[group_name] = task
+        task.add_done_callback(lambda _: self._leaving.pop(group_name, None))
 
     def on_processes(self, alive: Mapping[int, int]) -> None:
         """A group with a rank that is gone is a group no more."""
@@ -176,13 +182,14 @@ class WeightSessions:
             if any(alive.get(rank) != inc for rank, inc in incs.items()):
                 self.failed(name)
 
-    def _later(self, work: Awaitable[object]) -> None:
+    def _later(self, work: Awaitable[object]) -> asyncio.Task[object]:
         async def run() -> object:
             return await work
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def told(answers: Mapping[int, Answered], dp_size: int) -> str:

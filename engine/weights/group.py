@@ -41,44 +41,53 @@ class _Group:
     backend: str
 
 
+class _Joining:
+    """An attempt that is under way."""
+
+
 class TrainerGroups:
     """The groups that this rank is in. Called from background threads, one at a time a group."""
 
     def __init__(self, dp_rank: int) -> None:
         self._dp_rank = dp_rank
         self._lock = threading.Lock()
-        self._groups: dict[str, _Group | None] = {}  # None while joining
+        self._groups: dict[str, _Group | _Joining] = {}
         self._received: dict[str, dict[str, torch.Tensor]] = {}
 
     # ---- membership --------------------------------------------------------------------------
 
     def join(self, group: TrainerGroup, timeout_s: float) -> None:
         """Join within `timeout_s`. Raises WeightsError: in it already, or nobody came."""
+        name, attempt = group.group_name, _Joining()
         with self._lock:
-            if group.group_name in self._groups:
-                raise WeightsError(
-                    f"group {group.group_name!r} exists on this rank; destroy it first"
-                )
-            self._groups[group.group_name] = None
+            if name in self._groups:
+                raise WeightsError(f"group {name!r} exists on this rank; destroy it first")
+            self._groups[name] = attempt
         try:
             joined = _join(group, group.rank_offset + self._dp_rank, timeout_s)
         except BaseException:
-            with self._lock:
-                self._groups.pop(group.group_name, None)
+            self._replace(name, attempt, None)
             raise
+        if not self._replace(name, attempt, _Group(joined, group.backend)):
+            _destroy(name, joined)
+            raise WeightsError(f"group {name!r} was left while this rank joined it")
+
+    def _replace(self, name: str, attempt: _Joining, made: _Group | None) -> bool:
+        """False when this attempt was given up, and another may be under way."""
         with self._lock:
-            is_wanted = group.group_name in self._groups
-            if is_wanted:
-                self._groups[group.group_name] = _Group(joined, group.backend)
-        if not is_wanted:  # told to leave while it joined
-            _destroy(group.group_name, joined)
-            raise WeightsError(f"group {group.group_name!r} was left while this rank joined it")
+            if self._groups.get(name) is not attempt:
+                return False
+            if made is None:
+                del self._groups[name]
+            else:
+                self._groups[name] = made
+            return True
 
     def leave(self, name: str) -> bool:
         """Leave a group. False when this rank was in none of that name."""
         with self._lock:
             group = self._groups.pop(name, None)
-        if group is None:
+        if not isinstance(group, _Group):
             return False
         _destroy(name, group.process_group)
         return True
@@ -94,7 +103,7 @@ class TrainerGroups:
     def _group(self, name: str) -> _Group:
         with self._lock:
             group = self._groups.get(name)
-        if group is None:
+        if not isinstance(group, _Group):
             raise WeightsError(f"this rank is in no group {name!r}; init it first")
         return group
 

@@ -172,12 +172,13 @@ class SimHost:
     def converge(self, desired: ServingState) -> None:
         self.rank.busy_until = self.world.t + self.world.rng.uniform(0.2, 3)
         self.world.truth.pop(self.rank.k, None)
-        if self.world.rng.random() < 0.1:
+        luck = self.world.rng.random()
+        if luck < 0.1:
             self.rank.machine.converged(desired, "scripted")
-        elif self.world.rng.random() < 0.5:
-            self.rank.machine.converged(desired)
-        else:
+        elif luck < 0.5:
             self.rank.converging = desired
+        else:
+            self.rank.machine.converged(desired)
 
 
 class SimRank:

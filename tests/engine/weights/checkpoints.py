@@ -1,0 +1,153 @@
+"""Small checkpoints of one shape and different weights, good ones and every kind of bad one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from tests.engine.models.factories import random_weights, tiny_config, tiny_settings, write_folder
+
+Weights = dict[str, torch.Tensor]
+DOWN = "model.layers.1.mlp.down_proj.weight"
+# A head that takes some milliseconds a step, so that a test can act while requests run.
+SETTINGS = {
+    "vocab_size": 49152,
+    "hidden_size": 256,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+
+
+def weights_of(seed: int) -> Weights:
+    """The tensors of checkpoint number `seed`."""
+    return random_weights(tiny_config(**SETTINGS), seed)
+
+
+def write(folder: Path, seed: int, tokenizer_of: Path, **settings: object) -> Path:
+    """A whole folder, with the tokenizer of another one."""
+    settings = {**SETTINGS, **settings}
+    write_folder(folder, tiny_settings(**settings), random_weights(tiny_config(**settings), seed))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer_of / name, folder / name)
+    return folder
+
+
+def _saved(folder: Path, weights: Weights) -> None:
+    save_file(weights, folder / "model.safetensors")
+
+
+def _truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _headless(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 64)
+
+
+def _missing(folder: Path) -> None:
+    weights = weights_of(2)
+    del weights[DOWN]
+    _saved(folder, weights)
+
+
+def _extra(folder: Path) -> None:
+    _saved(folder, weights_of(2) | {"model.layers.9.extra.weight": torch.zeros(2)})
+
+
+def _misnamed(folder: Path) -> None:
+    weights = weights_of(2)
+    weights[DOWN.replace("down", "dwon")] = weights.pop(DOWN)
+    _saved(folder, weights)
+
+
+def _misshapen(folder: Path) -> None:
+    weights = weights_of(2)
+    weights[DOWN] = weights[DOWN].T.contiguous()
+    _saved(folder, weights)
+
+
+def _integers(folder: Path) -> None:
+    weights = weights_of(2)
+    weights[DOWN] = weights[DOWN].to(torch.int8)
+    _saved(folder, weights)
+
+
+def _nan(folder: Path) -> None:
+    weights = weights_of(2)
+    weights[DOWN][0, 0] = float("nan")
+    _saved(folder, weights)
+
+
+def _architecture(folder: Path) -> None:
+    _config(folder, architectures=["Qwen2ForCausalLM"])
+
+
+def _theta(folder: Path) -> None:
+    _config(folder, rope_theta=500000.0)
+
+
+def _config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def _no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def _empty(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _fifo(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def _device(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("/dev/zero")
+
+
+def _link_out(folder: Path) -> None:
+    outside = folder.parent.parent / "outside.safetensors"
+    shutil.move(folder / "model.safetensors", outside)
+    (folder / "model.safetensors").symlink_to(outside)
+
+
+def _index_out(folder: Path) -> None:
+    index = {"weight_map": dict.fromkeys(weights_of(2), "../base/model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _pickled(folder: Path) -> None:
+    torch.save(weights_of(2), folder / "model.safetensors")
+
+
+# What makes a good folder bad, and a word of the reason that must be given.
+BAD: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (_truncated, "not a readable safetensors file"),
+    "headless": (_headless, "not a readable safetensors file"),
+    "missing tensor": (_missing, f"{DOWN}: missing"),
+    "extra tensor": (_extra, "model.layers.9.extra.weight"),
+    "misnamed tensor": (_misnamed, "missing"),
+    "misshapen tensor": (_misshapen, f"{DOWN}: shape"),
+    "integers": (_integers, "stored as I8"),
+    "nan": (_nan, f"{DOWN}: holds NaN"),
+    "other architecture": (_architecture, "architecture"),
+    "other rotary base": (_theta, "rope_theta"),
+    "no config": (_no_config, "config.json"),
+    "no weights": (_empty, "model.safetensors"),
+    "fifo": (_fifo, "not a regular file"),
+    "device": (_device, "not under an allowed weights root"),
+    "link out of the root": (_link_out, "not under an allowed weights root"),
+    "index out of the folder": (_index_out, "names no safetensors file of the folder"),
+    "pickle": (_pickled, "not a readable safetensors file"),
+}
