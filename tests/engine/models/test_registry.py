@@ -20,7 +20,7 @@ from tests.engine.models.factories import random_weights, tiny_config, tiny_sett
 
 def load(folder: Path, ext_dir: Path | None = None, page_size: int = 16) -> object:
     placement = Placement(torch.device("cpu"), torch.float32, page_size, ext_dir)
-    return load_model(folder, read_config(folder), placement)
+    return load_model(folder, read_config(folder), placement).model
 
 
 def tiny_folder(folder: Path, **settings: object) -> Path:

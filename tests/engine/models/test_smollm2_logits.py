@@ -51,7 +51,7 @@ def model_of(smollm2_dir: Path, cpu_ext_dir: Path) -> ModelOf:
     def make(kernels: str, dtype: str) -> StepModel:
         ext_dir = cpu_ext_dir if kernels == "cpu" else None
         placement = Placement(torch.device("cpu"), getattr(torch, dtype), 16, ext_dir)
-        model = load_model(smollm2_dir, config, placement)
+        model = load_model(smollm2_dir, config, placement).model
         if isinstance(model, LlamaCPU) != (kernels == "cpu"):
             pytest.skip("this machine cannot build or run the compiled kernels")
         pool = DevicePool(model.kv_layout, config.num_layers, NUM_PAGES, placement.device)
