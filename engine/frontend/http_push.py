@@ -137,6 +137,7 @@ async def update_from_tensor(request: Request) -> Response:
         part_of.bytes += sum(path.stat().st_size for path in paths)
         if session is not None:
             is_kept = True
+            sessions.kept(session)
             session.weight_version = options.weight_version or session.weight_version
             return json_response(_part_answer(session))
         operation = UpdateWeightsFromTensor(upload_id=part_of.id, **options.for_update())
@@ -264,7 +265,7 @@ async def update_from_distributed(request: Request) -> Response:
         if not sessions.has_group(body.group_name):
             raise HTTPError(400, f"no group {body.group_name!r}; init it first", param="group_name")
         _check_lists(frontend, body, session)
-    except HTTPError:
+    except BaseException:
         if session is not None:
             sessions.abandon(session)
         raise

@@ -19,12 +19,13 @@ from engine.protocol import ErrorCode, OperationKind, ProtocolError, TrainerGrou
 LAPSE_S = 300.0
 _LEAVE_S = 5.0
 ALREADY_OPEN = "a weight-update session is already open; call end_weight_update() first"
+STILL_COMING = "another part of this session is still coming"
 NOT_OPEN = "no weight-update session is open; call begin_weight_update() first"
 
 
 @dataclass(slots=True)
 class Session:
-    """One update in parts. `kind` is that of its first part."""
+    """One update in parts. `kind` is that of its first part; no `timer` while a part comes."""
 
     id: str
     owner: str
@@ -63,35 +64,43 @@ class WeightSessions:
     def part_of(self, kind: OperationKind, owner: str) -> Session | None:
         """The open session, for one more part of it; None when none is open. Raises ProtocolError.
 
-        A part of another owner, or of another kind, is refused and changes nothing.
+        A part of another owner, of another kind, or beside one that is still coming is refused and
+        changes nothing. The session waits until its part is `kept`, or it is abandoned.
         """
         session = self.current
         if session is None:
             return None
-        self._check_owner(session, owner)
+        self._check_turn(session, owner)
         if session.kind is not None and session.kind is not kind:
             raise ProtocolError(
                 ErrorCode.INVALID_ARGUMENT, f"this session receives {session.kind}, not {kind}"
             )
         session.kind = kind
-        self._touch(session)
+        self._stop_timer(session)
         return session
+
+    def kept(self, session: Session) -> None:
+        """The part that came is whole: from now on the session may lapse again."""
+        if self.current is session:
+            self._touch(session)
 
     def close(self, owner: str) -> Session:
         """Take the session out, to be carried out by the caller. Raises ProtocolError."""
         session = self.current
         if session is None:
             raise ProtocolError(ErrorCode.INVALID_ARGUMENT, NOT_OPEN)
-        self._check_owner(session, owner)
+        self._check_turn(session, owner)
         self._stop_timer(session)
         self.current = None
         return session
 
-    def _check_owner(self, session: Session, owner: str) -> None:
+    def _check_turn(self, session: Session, owner: str) -> None:
         if session.owner and owner != session.owner:
             raise ProtocolError(
                 ErrorCode.INVALID_ARGUMENT, f"this session belongs to {session.owner!r}"
             )
+        if session.timer is None:
+            raise ProtocolError(ErrorCode.INVALID_ARGUMENT, STILL_COMING)
 
     def abandon(self, session: Session) -> None:
         """A part of it was bad, or nobody came back: nothing of it is kept."""
@@ -157,7 +166,11 @@ class WeightSessions:
     ) -> str:
         """One part, on every rank. Returns why not, or nothing; then the session is gone, and so is
         the group."""
-        answers = await self.calls.ask(question, timeout_s=timeout_s)
+        try:
+            answers = await self.calls.ask(question, timeout_s=timeout_s)
+        except BaseException:
+            self.abandon(session)
+            raise
         why = told(answers, dp_size)
         if why:
             self.abandon(session)
@@ -167,6 +180,7 @@ class WeightSessions:
             session.num_parts += 1
             session.bytes += first.bytes
             session.names |= set(question.names)
+            self.kept(session)
         return why
 
     def failed(self, group_name: str) -> None:
