@@ -6,6 +6,7 @@ SGLang's fields and messages; what it reports of the first rank only is reported
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -25,6 +26,7 @@ from engine.protocol.types import OperationId
 
 _READ_S = 60.0
 _CHECK_S = 600.0
+_MAX_NUMBERS = 4 << 20  # of one rank, in one answer
 
 
 class UpdateOptions(Options, frozen=True, kw_only=True):
@@ -110,19 +112,34 @@ class _ByName(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def get_by_name(request: Request) -> Response:
-    """GET or POST /get_weights_by_name: the first numbers of a tensor, a list a DP rank."""
+    """GET or POST /get_weights_by_name: the first rows of a tensor, a list a DP rank."""
     body = await read_json(request, _ByName)
     frontend: Frontend = request.app.state.frontend
-    known = frontend.facts()
-    if known is not None and body.name not in {name for name, _ in known.tensors}:
+    facts = frontend.facts()
+    shape = dict(facts.tensors).get(body.name) if facts is not None else []
+    if shape is None:
         raise HTTPError(400, "Get parameter by name failed", param="name")
+    if shape and min(shape[0], body.truncate_size) * math.prod(shape[1:]) > _MAX_NUMBERS:
+        raise HTTPError(
+            400,
+            f"these rows of {shape} hold more than {_MAX_NUMBERS} numbers: ask for fewer",
+            param="truncate_size",
+        )
     question = ReadTensor(name=body.name, truncate_size=body.truncate_size)
     answers = await frontend.calls.ask(question, timeout_s=_READ_S)
     why = told(answers, frontend.config.dp_size)
     if why:
         raise HTTPError(503, why)
-    lists = [answers[rank].numbers for rank in sorted(answers)]
+    lists = [_nested(answers[rank].numbers, answers[rank].shape) for rank in sorted(answers)]
     return json_response(lists[0] if len(lists) == 1 else lists)
+
+
+def _nested(numbers: list[float], shape: list[int]) -> list[Any]:
+    """One list of numbers as rows; Any: as deep as the shape."""
+    if len(shape) < 2:
+        return numbers
+    size = math.prod(shape[1:])
+    return [_nested(numbers[i : i + size], shape[1:]) for i in range(0, len(numbers), size)]
 
 
 class _Check(msgspec.Struct, forbid_unknown_fields=True):

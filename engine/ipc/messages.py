@@ -193,7 +193,7 @@ class DropTensors(Struct, frozen=True, kw_only=True, tag="drop_tensors"):
 
 
 class ReadTensor(Struct, frozen=True, kw_only=True, tag="read_tensor"):
-    """The first numbers of a tensor as it is served."""
+    """The first rows of a tensor as it is served; of a vector, its first numbers."""
 
     name: str
     truncate_size: int

@@ -102,8 +102,8 @@ class Questions:
         self._refuse_without_weights()
         for name, tensor in self._runner.tensors():
             if name == question.name:
-                flat = tensor.flatten()[: question.truncate_size].float()
-                return {"numbers": flat.tolist(), "shape": list(tensor.shape)}
+                rows = tensor[: question.truncate_size].float()
+                return {"numbers": rows.flatten().tolist(), "shape": list(rows.shape)}
         raise WeightsError(f"no tensor {question.name!r}")
 
     def _checksums(self, question: ReadChecksums) -> Facts:

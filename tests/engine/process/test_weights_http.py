@@ -513,8 +513,11 @@ def test_tensors_are_read_back_as_they_are_served(engine: EngineProcess) -> None
             answer = engine.admin(
                 "POST", "/get_weights_by_name", json={"name": name, "truncate_size": 50}
             )
-            wanted = tensor.float().flatten()[:50].tolist()
+            wanted = tensor[:50].float().tolist()  # rows, as SGLang cuts it
             assert answer.json() == [wanted, wanted], name
+    large = {"name": "model.embed_tokens.weight", "truncate_size": 49152}
+    refused = engine.admin("POST", "/get_weights_by_name", json=large)
+    assert refused.status_code == 400 and "ask for fewer" in refused.text
     unknown = engine.admin("POST", "/get_weights_by_name", json={"name": "zork"})
     assert unknown.status_code == 400
     assert unknown.json()["error"]["message"] == "Get parameter by name failed"
