@@ -105,10 +105,12 @@ def engine_state_words(view: EngineView) -> SafeString:
         said.append(f"{noun} {', '.join(fenced)} in quarantine: no requests until repaired")
     if not said:
         return SafeString("")
+    is_bad = bool(state_now.needs_weights or state_now.released or fenced)
     return format_html(
-        '<div class="next n-bad" data-key="{}">{}<p>{}.</p></div>',
+        '<div class="next{}" data-key="{}">{}<p>{}.</p></div>',
+        " n-bad" if is_bad else "",
         "; ".join(said),
-        icon("lock"),
+        icon("lock" if is_bad else "player-pause"),
         "; ".join(said).capitalize(),
     )
 

@@ -121,7 +121,7 @@ def test_an_engine_that_goes_silent_is_seen_within_three_seconds(tab, engine):
     assert tab.text("#r0-run") == "–"
     until(lambda: "is-stale" in (page.get_attribute("#r0-run", "class") or ""), page)
     assert "is-stale" in (page.get_attribute("#r0-w", "class") or "")
-    assert tab.text("#r0-w") == "v1"
+    assert tab.text("#r0-w").startswith("v1")
     assert "unreachable" in tab.text("#alarm")
     page.click("[data-gate=why-flush]", force=True)
     assert page.url.endswith(f"/engines/{engine.name}")
