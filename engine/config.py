@@ -26,6 +26,7 @@ class OperationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     budget_s: float = 5.0  # for one commit, or one undo
     resend_s: float = 0.5
     online_s: float = 3.0  # a report older than this no longer proves anything
+    silent_s: float = 10.0  # a rank of a waiting operation that is not heard for so long ends it
     stage_s: float = 600.0  # for staging weights on every rank, before the caller's deadline counts
 
     @property

@@ -290,6 +290,8 @@ class Coordinator:
             return "the rank died"
         if self.ranks.attempt_of(current.op, rank, Word.REFUSED, inc) is not None:
             return current.messages.get(rank, "refused")
+        if not self.ranks.is_heard(rank, self.now, self.times.silent_s):
+            return f"the rank has been silent for {self.times.silent_s:.0f} s"
         view = self.ranks.seen[rank].view if rank in self.ranks.seen else None
         if view and view.ctx == current.op and view.phase is RankPhase.LAPSED:
             return "its lease lapsed"

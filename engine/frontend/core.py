@@ -98,7 +98,7 @@ class Frontend:
         self.calls = RankCalls(
             epoch=self.epoch.number,
             send=self._send_to_rank,
-            alive=lambda: self.table.alive,
+            alive=self._reachable,
         )
         self.sessions = WeightSessions(self.files, self.calls)
         self.operations = Operations(
@@ -324,6 +324,11 @@ class Frontend:
             for rank in range(self.config.dp_size)
             if self.table.is_routable(rank) and self.table.is_heard(rank, now, online_s)
         }
+
+    def _reachable(self) -> dict[int, int]:
+        """Ranks that have reported in this epoch: what is sent to them arrives."""
+        alive = self.table.alive
+        return {rank: inc for rank, inc in alive.items() if self.table.is_known(rank, inc)}
 
     def _send_to_rank(self, rank: int, message: ToRankMessage) -> None:
         identity = f"rank-{rank}-{message.inc}".encode()

@@ -22,6 +22,7 @@ from engine.protocol import (
     OperationResult,
     Phase,
     Places,
+    Staging,
     UpdateWeightsFromDistributed,
 )
 
@@ -111,6 +112,7 @@ class Current:
     prepared: dict[int, ServingState] = field(default_factory=dict)  # as each rank has it
     interrupted: dict[int, int] = field(default_factory=dict)
     effect_s: dict[int, float] = field(default_factory=dict)
+    staging: dict[int, Staging] = field(default_factory=dict)
     patience_s: float = 0.0  # how long it may wait for idle
     stage_until: float = 0.0
     prepared_at: float | None = None

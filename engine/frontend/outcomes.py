@@ -54,6 +54,8 @@ def note_answer(current: Current, said: Said) -> None:
     if said.new is not None:
         current.prepared[rank] = said.new
     current.interrupted[rank] = max(said.interrupted, current.interrupted.get(rank, 0))
+    if said.staging is not None:
+        current.staging[rank] = said.staging
     if said.effect_s is not None:
         current.effect_s[rank] = said.effect_s
 
@@ -128,6 +130,7 @@ def rank_results(
                 message=message,
                 places=places,
                 interrupted=current.interrupted.get(rank, 0),
+                staging=current.staging.get(rank),
                 effect_s=current.effect_s.get(rank),
             )
         )

@@ -64,6 +64,7 @@ def operation_view(
         ranks=ranks,
         requested_by=current.requested_by,
         held_since_clock_s=current.held_since,
+        staged_clock_s=current.prepared_at if current.stages else None,
         weights=current.new.weights if current.has_inverse else None,
     )
 
@@ -85,6 +86,6 @@ def _progress(current: Current, rank: int, stats: RankStats | None) -> RankResul
         message=message,
         places=places,
         interrupted=current.interrupted.get(rank, 0),
-        staging=stats.staging if stats and current.stages else None,
+        staging=current.staging.get(rank) or (stats.staging if stats and current.stages else None),
         effect_s=current.effect_s.get(rank),
     )

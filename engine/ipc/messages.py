@@ -290,6 +290,7 @@ class Said(FromRank, frozen=True, kw_only=True, tag="said"):
     message: str = ""
     places: Places | None = None
     new: ServingState | None = None  # PREPARED: the state that it would serve, checksum and all
+    staging: Staging | None = None  # PREPARED: how staging ended
     interrupted: int = 0  # requests that it retracted or aborted for this operation
     effect_s: float | None = None  # COMMITTED: how long it took
 

@@ -15,9 +15,11 @@ from engine.protocol.weights import MemoryTag, PauseMode
 
 WeightVersion = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-UploadId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-]{1,64}$")]
-FileName = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_][0-9A-Za-z_.-]{0,200}\.safetensors$")]
-Checksum = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
+UploadId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-]{1,64}$(?!\n)")]
+FileName = Annotated[
+    str, msgspec.Meta(pattern=r"^[0-9A-Za-z_][0-9A-Za-z_.-]{0,200}\.safetensors$(?!\n)")
+]
+Checksum = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$(?!\n)")]
 MAX_TENSORS = 100_000
 
 

@@ -33,7 +33,7 @@ PLACES = (
 )
 
 OperationId = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z_.:-]+$")
+    str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z_.:-]+$(?!\n)")
 ]
 ShortText = Annotated[str, msgspec.Meta(max_length=4096)]
 
@@ -198,6 +198,7 @@ class OperationView(Struct, frozen=True, kw_only=True):
     ranks: list[RankResult]
     requested_by: str = ""
     held_since_clock_s: float | None = None  # when requests began to be held
+    staged_clock_s: float | None = None  # when every rank had staged
     weights: WeightsView | None = None  # what it is to serve, as far as that is known
 
 

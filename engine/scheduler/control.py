@@ -15,6 +15,7 @@ import msgspec
 from engine.ipc.messages import ServingState
 from engine.log import get_logger
 from engine.protocol import (
+    WEIGHT_UPDATES,
     AbortRequests,
     ContinueGeneration,
     FlushCache,
@@ -128,6 +129,12 @@ class RankHost:
             participant.staged(op_id, new=full)
 
         self._weights.stage(operation, new.weights, told)
+
+    def staging(self) -> Staging | None:
+        """Of the weights; nothing else takes long."""
+        op = self.participant.op if self.participant is not None else None
+        is_update = op is not None and op.operation.kind in WEIGHT_UPDATES
+        return self._weights.staging() if is_update else None
 
     def unstage(self) -> None:
         """Drop what was staged, and what was kept for an undo."""

@@ -29,7 +29,7 @@ from engine.ipc.messages import (
     View,
     Word,
 )
-from engine.protocol import UNPARKED, Mode, Operation, Places
+from engine.protocol import UNPARKED, Mode, Operation, Places, Staging
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,6 +56,9 @@ class Host(Protocol):
 
     def stage(self, operation: Operation, new: ServingState) -> None:
         """Begin to prepare while serving; ends with a call of `Participant.staged`."""
+
+    def staging(self) -> Staging | None:
+        """How far it is with staging, or how that ended."""
 
     def unstage(self) -> None:
         """Drop what was staged, and the copy kept for an undo. Harmless when there is none."""
@@ -453,7 +456,7 @@ class Participant:
         if op is None:
             return {}
         if word is Word.PREPARED:
-            return {"new": op.new}
+            return {"new": op.new, "staging": self._host.staging()}
         if word is Word.COMMITTED:
             return {"effect_s": op.effect.seconds, "interrupted": op.interrupted}
         return {"interrupted": op.interrupted} if word is Word.PARKED else {}

@@ -5,6 +5,7 @@ Everything in here runs beside serving, on a thread of its own, and touches noth
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from engine.memory.available import available_bytes
 from engine.models.config import ModelConfig
 from engine.models.digest import Digest, DigestingSource
 from engine.models.errors import ModelError
+from engine.models.llama import expected_shapes
 from engine.protocol import WeightsView
 from engine.protocol.operations import WeightUpdate
 from engine.tensorfiles.errors import TensorFileError
@@ -66,8 +68,8 @@ def stage(
 ) -> Staged:
     """Read, verify and pack. Raises what is in TOLD, Cancelled, or a fault of ours."""
     with opened as found:
-        job.total_bytes = found.size_bytes
-        _refuse_without_room(found.size_bytes)
+        job.total_bytes = served_bytes(loader)
+        _refuse_without_room(job.total_bytes)
         source = DigestingSource(found.source, is_checked=is_checked, progress=job.note)
         model = loader.load(source)
     job.what, job.total_bytes = "verify", source.digest.bytes
@@ -83,6 +85,12 @@ def stage(
     )
     job.what, job.done_bytes = "ready", source.digest.bytes
     return Staged(model, source.digest, full)
+
+
+def served_bytes(loader: Loader) -> int:
+    """What a copy of the weights takes as it is served, whatever it was stored as."""
+    shapes = expected_shapes(loader.config).values()
+    return sum(math.prod(shape) for shape in shapes) * int(loader.dtype.itemsize)
 
 
 def is_checked(operation: WeightUpdate) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -86,6 +87,23 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+    def restart(self, *flags: str) -> None:
+        """End it in order and start it on the same state, with more flags."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(20)
+        self.command += flags
+        self.start()
+
+    def replace_flag(self, name: str, value: str) -> None:
+        """Another value for the next start."""
+        self.command[self.command.index(name) + 1] = value
+
+    def limit_file_size(self, child: str, size_bytes: int) -> None:
+        """What a full disk is to a process: a write beyond it fails."""
+        pid = self.pids(child)[-1]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")

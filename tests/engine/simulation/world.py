@@ -43,7 +43,9 @@ from engine.protocol import (
 )
 from engine.scheduler.participant import CommitFailedError, Effect, Participant, UndoFailedError
 
-TIMES = OperationTimes(heartbeat_s=3.0, margin_s=2.0, budget_s=14.0, resend_s=2.0, stage_s=60.0)
+TIMES = OperationTimes(
+    heartbeat_s=3.0, margin_s=2.0, budget_s=14.0, resend_s=2.0, stage_s=60.0, silent_s=40.0
+)
 # One of each way through the protocol: no state, a state after parking, after long staging, and
 # beside serving.
 OPERATIONS: tuple[Operation, ...] = (
@@ -124,6 +126,9 @@ class SimHost:
         assert op is not None
         check(op.id not in self.world.ended_ops, "prepared for an ended operation")
         self.rank.staging_left = self.world.rng.choice([1, 1, 2, 40])
+
+    def staging(self) -> None:
+        return None
 
     def unstage(self) -> None:
         self.rank.staging_left = 0
