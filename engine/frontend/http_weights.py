@@ -166,7 +166,8 @@ async def check(request: Request) -> Response:
     if not why and odd:
         named = ", ".join(f"rank {rank} holds {answers[rank].checksum}" for rank in odd)
         why = f"{desired.checksum} is to be served; {named}"
-    ranks = [_rank_checksums(answers[rank]) for rank in sorted(answers)]
+    dp_size = frontend.config.dp_size
+    ranks = [_rank_checksums(answers[rank], dp_size) for rank in sorted(answers)]
     whole = hashlib.sha256("".join(r["per_gpu_checksum"] for r in ranks).encode()).hexdigest()
     return json_response(
         {
@@ -181,10 +182,13 @@ async def check(request: Request) -> Response:
     )
 
 
-def _rank_checksums(answer: Answered) -> dict[str, Any]:
+def _rank_checksums(answer: Answered, dp_size: int) -> dict[str, Any]:
+    """SGLang's shape; a DP rank is one process, so its tensor and pipeline groups have one rank."""
+    single = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "rank": 0, "size": 1}
+    place = {"role": "target", "dp_rank": answer.rank, "dp_size": dp_size, **single}
     return {
         "dp_rank": answer.rank,
         "checksums": answer.checksums,
         "per_gpu_checksum": answer.checksum,
-        "parallelism_info": [{"dp_rank": answer.rank, "tp_rank": 0, "tp_size": 1, "pp_rank": 0}],
+        "parallelism_info": [place],
     }

@@ -2,7 +2,8 @@
 
 `SAME`: replayed, and must be answered alike. `BETTER`: replayed, answered with our status, for the
 reason given. `STORY`: needs more than one request; the named test tells it. `OUT`: a route or
-feature this engine does not have yet. Each recorded name has exactly one verdict.
+feature this engine does not have. `scenes.py` holds the verdicts on weights, pauses and memory.
+Each recorded name has exactly one verdict; a line without a path notes that the server ended.
 """
 
 from __future__ import annotations
@@ -139,19 +140,12 @@ STORY: dict[str, str] = {
     ),
 }  # fmt: skip
 
-# Not part of this engine yet: pause, weights (2 of 5), hierarchical cache (3 of 5), other routes.
+# Not part of this engine: hierarchical cache (3 of 5), other routes.
 OUT_PREFIXES = (
-    "health_paused", "ready_paused", "ready_after", "ping_", "server_info_paused", "loads_paused",
-    "flush_paused", "flush_in_session", "pause_", "continue_", "gen_while_paused", "w_", "uw",
-    "hic",
-    "nokey_hic", "nokey_clear", "mt_hic", "mt_uwfd", "mt_release", "mt_resume", "mt_gen_after",
-    "dp_attach", "dp_get", "dp_detach", "dp_uwfd", "dp_init_group", "dp_tensor", "dp_weights",
-    "sess_", "tensor_", "dist_", "init_group", "destroy_", "ipc", "release_", "resume_", "ck_",
+    "hic", "nokey_hic", "nokey_clear", "mt_hic", "dp_attach", "dp_get", "dp_detach",
     "info_get_hicache", "info_hicache", "info_list_external", "flush_hic",
 )  # fmt: skip
 OUT_PATHS = (
     "/tokenize", "/detokenize", "/encode", "/v1/embeddings", "/hicache/",
-    "/pause_generation", "/continue_generation", "/weights_checker", "/get_weights_by_name",
-    "/update_weight", "/begin_weight_update", "/end_weight_update", "/init_weights",
-    "/destroy_weights", "/release_memory", "/resume_memory",
+    "/update_weights_from_ipc",
 )  # fmt: skip

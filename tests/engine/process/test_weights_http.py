@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from tests.engine.weights.checkpoints import BAD, DOWN, weights_of, write
+from tests.engine.weights.checkpoints import BAD, DOWN, checksum_of, weights_of, write
 from tests.fakes.engine_process import Background, EngineProcess, events_of
 from tests.fakes.stack import wait_until
 
@@ -360,22 +360,9 @@ def test_an_update_without_bytes_is_no_success(engine: EngineProcess) -> None:
     assert empty.status_code == 400
     wrong = push(engine, weights_of(1), expected_checksum="0" * 32)
     assert wrong.status_code == 400 and "have checksum" in wrong.text
-    right = checks_of(engine, weights_of(1))
+    right = checksum_of(weights_of(1), "float32")
     assert push(engine, weights_of(1), expected_checksum=right).status_code == 200
     assert checks(engine)["desired_checksum"] == right
-
-
-def checks_of(engine: EngineProcess, tensors: dict[str, torch.Tensor]) -> str:
-    """The checksum as a sender computes it: the published rule, and nothing of the engine's."""
-    import xxhash
-
-    whole = xxhash.xxh3_128()
-    for name in sorted(tensors):
-        tensor = tensors[name].float().contiguous()
-        digits = xxhash.xxh3_128(tensor.numpy().tobytes()).hexdigest()
-        shape = ",".join(map(str, tensor.shape))
-        whole.update(f"{name}\0float32\0{shape}\0{digits}\n".encode())
-    return whole.hexdigest()
 
 
 def test_a_session_has_an_owner_and_an_end(engine: EngineProcess) -> None:

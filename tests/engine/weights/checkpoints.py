@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import xxhash
 from safetensors.torch import save_file
 
 from tests.engine.models.factories import random_weights, tiny_config, tiny_settings, write_folder
@@ -27,6 +28,17 @@ SETTINGS = {
 def weights_of(seed: int) -> Weights:
     """The tensors of checkpoint number `seed`."""
     return random_weights(tiny_config(**SETTINGS), seed)
+
+
+def checksum_of(tensors: Weights, dtype: str) -> str:
+    """The checksum as a sender computes it: the published rule, and nothing of the engine's."""
+    whole = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        tensor = tensors[name].to(getattr(torch, dtype)).contiguous()
+        digits = xxhash.xxh3_128(tensor.view(torch.uint8).numpy()).hexdigest()
+        shape = ",".join(map(str, tensor.shape))
+        whole.update(f"{name}\0{dtype}\0{shape}\0{digits}\n".encode())
+    return whole.hexdigest()
 
 
 def write(folder: Path, seed: int, tokenizer_of: Path, **settings: object) -> Path:
