@@ -250,7 +250,7 @@ class Coordinator:
                     current.changed, current.att = False, current.att + 1
                     sent.clear()
                 self.is_holding = parking and current.mode in HOLDING_MODES
-                if current.held_since is None and (self.is_holding or current.parked):
+                if current.held_since is None and self.is_holding:
                     current.held_since = self.now
                 for rank in sorted(current.incs.keys() - self._having(current, word)):
                     if self._is_due(sent, rank):
@@ -306,6 +306,8 @@ class Coordinator:
                 having.add(rank)
         if word is Word.PARKED:
             current.parked = having
+            if having and current.held_since is None:  # the first rank stopped admitting
+                current.held_since = self.now
         return having
 
     def _may_start(self, current: Current) -> bool:

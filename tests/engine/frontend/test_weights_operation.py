@@ -329,6 +329,13 @@ def test_the_deadline_counts_from_the_end_of_staging() -> None:
     assert served(engine) == [OLD, OLD]
 
 
+def test_the_pause_is_told_also_where_every_rank_was_idle_at_once() -> None:
+    engine = Engine(dp_size=2)
+    result = engine.update("op", mode=Mode.WAIT)
+    assert result is not None and result.outcome is Outcome.SUCCEEDED
+    assert result.pause_s is not None and result.staged_s is not None
+
+
 def test_a_cancel_while_staging_leaves_all_old_and_nothing_staged() -> None:
     engine = Engine(dp_size=2)
     for rank in engine.ranks:
