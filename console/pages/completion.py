@@ -56,16 +56,32 @@ class _Reader:
         self.is_done = True
 
 
-def _request_bytes(host: str, prompt: str, max_new_tokens: int) -> bytes:
-    body = json.dumps(
-        {
-            "text": prompt,
-            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
+@dataclass(frozen=True)
+class Asked:
+    """What to send. `as_chat` puts the model's chat template around the prompt, as its users do."""
+
+    prompt: str
+    max_new_tokens: int
+    as_chat: bool = True
+
+
+def _request_bytes(host: str, asked: Asked) -> bytes:
+    if asked.as_chat:
+        path = "/v1/chat/completions"
+        document: dict[str, Any] = {
+            "messages": [{"role": "user", "content": asked.prompt}],
+            "temperature": 0,
+            "max_tokens": asked.max_new_tokens,
             "stream": True,
+            "stream_options": {"include_usage": True},
         }
-    ).encode()
+    else:
+        path = "/generate"
+        sampling = {"temperature": 0, "max_new_tokens": asked.max_new_tokens}
+        document = {"text": asked.prompt, "sampling_params": sampling, "stream": True}
+    body = json.dumps(document).encode()
     head = (
-        f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body
@@ -89,10 +105,10 @@ async def _body(
 def _error_text(raw: bytes) -> str:
     text = raw.decode(errors="replace").strip()
     try:
-        message = json.loads(text)["error"]["message"]
+        body = json.loads(text)
+        return str(body["error"]["message"] if "error" in body else body["message"])
     except (ValueError, KeyError, TypeError):
         return text
-    return str(message)
 
 
 def _usage(meta: dict[str, Any], first_s: float) -> dict[str, Any]:
@@ -108,7 +124,23 @@ def _usage(meta: dict[str, Any], first_s: float) -> dict[str, Any]:
     }
 
 
-async def complete(address: str, *, prompt: str, max_new_tokens: int) -> AsyncIterator[Piece]:
+def _chat_piece(body: dict[str, Any], first_s: float) -> Piece:
+    """One event of a chat: text as it comes; numbers, and where it ran, with the last."""
+    text, finish = "", None
+    for choice in body["choices"]:
+        text += (choice.get("delta") or {}).get("content") or ""
+        finish = choice.get("finish_reason")
+    usage, metadata = body.get("usage") or {}, body.get("metadata") or {}
+    if not usage:
+        return Piece(text, {"finish_reason": finish} if finish else {})
+    details = usage.get("prompt_tokens_details") or {}
+    meta = {**usage, **metadata, "cached_tokens": details.get("cached_tokens")}
+    found = _usage(meta, first_s)
+    del found["finish_reason"]  # came with the text's end
+    return Piece(text, found)
+
+
+async def complete(address: str, asked: Asked) -> AsyncIterator[Piece]:
     """Pieces of the engine's answer. Raises EngineSaid; closes the connection however it ends."""
     url = urlsplit(address if "://" in address else f"http://{address}")
     host, port = url.hostname or "", url.port or 80
@@ -118,7 +150,7 @@ async def complete(address: str, *, prompt: str, max_new_tokens: int) -> AsyncIt
     except (OSError, TimeoutError) as error:
         raise EngineSaid(f"{address} does not answer: {error or 'timed out'}") from error
     try:
-        writer.write(_request_bytes(url.netloc, prompt, max_new_tokens))
+        writer.write(_request_bytes(url.netloc, asked))
         async with asyncio.timeout(TOTAL_S):
             await writer.drain()
             async for piece in _pieces(reader, started):
@@ -156,6 +188,9 @@ async def _pieces(reader: asyncio.StreamReader, started: float) -> AsyncIterator
             if "error" in body:
                 raise EngineSaid(str(body["error"].get("message", body["error"])))
             first_s = first_s or time.monotonic() - started
+            if "choices" in body:
+                yield _chat_piece(body, first_s)
+                continue
             text = str(body.get("text", ""))
             yield Piece(text[len(shown) :], _usage(body.get("meta_info", {}), first_s))
             shown = text

@@ -24,6 +24,7 @@ from console.models import User
 from console.pages.completion import (
     MAX_NEW_TOKENS,
     MAX_PROMPT_CHARS,
+    Asked,
     EngineSaid,
     complete,
 )
@@ -74,7 +75,7 @@ class _Turn:
             return  # it expires by itself
 
 
-def _asked(request: HttpRequest) -> tuple[str, int] | JsonResponse:
+def _asked(request: HttpRequest) -> Asked | JsonResponse:
     prompt = request.POST.get("prompt", "")
     if not prompt.strip():
         return _refused(422, "Write a prompt.", "prompt")
@@ -85,7 +86,7 @@ def _asked(request: HttpRequest) -> tuple[str, int] | JsonResponse:
     text = request.POST.get("max_tokens", "")
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_NEW_TOKENS:
         return _refused(422, f"max_tokens must be from 1 to {MAX_NEW_TOKENS}.", "max_tokens")
-    return prompt, int(text)
+    return Asked(prompt, int(text), as_chat=request.POST.get("as_chat") == "on")
 
 
 def _address(name: str) -> str:
@@ -129,14 +130,14 @@ async def try_it(request: HttpRequest, name: str) -> HttpResponseBase:
     if not is_ours:
         return _refused(409, "A completion of yours is still running. One at a time.")
     response = StreamingHttpResponse(
-        _lines(turn, address, *asked), content_type="application/x-ndjson; charset=utf-8"
+        _lines(turn, address, asked), content_type="application/x-ndjson; charset=utf-8"
     )
     response["X-Accel-Buffering"] = "no"
     return response
 
 
-async def _lines(turn: _Turn, address: str, prompt: str, tokens: int) -> AsyncIterator[bytes]:
-    pieces = complete(address, prompt=prompt, max_new_tokens=tokens)
+async def _lines(turn: _Turn, address: str, asked: Asked) -> AsyncIterator[bytes]:
+    pieces = complete(address, asked)
     try:
         async for piece in pieces:
             yield _line({"text": piece.text, "usage": piece.usage})

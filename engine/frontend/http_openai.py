@@ -155,12 +155,17 @@ async def _answer(
     body = reply.head(chunk=False)
     body["choices"] = [reply.whole(choice) for choice in choices]
     body["usage"] = usage(choices, reply.n)
-    first = choices[0]
-    body["metadata"] = {
-        "weight_version": first.weight_version,
-        "weight_versions": first.weight_versions,
-    }
+    body["metadata"] = _metadata(choices[0])
     return json_response(body)
+
+
+def _metadata(choice: Choice) -> dict[str, Any]:
+    """Which weights made the answer, and where."""
+    return {
+        "weight_version": choice.weight_version,
+        "weight_versions": choice.weight_versions,
+        "dp_rank": choice.dp_rank,
+    }
 
 
 async def _gather(submitted: list[Completion], choices: list[Choice]) -> bool:
@@ -191,5 +196,6 @@ async def _events(
         if piece.text or piece.finish is not None or piece.logprobs:
             yield event(head | {"choices": [part]})
     if given.includes_usage:
-        yield event(head | {"choices": [], "usage": usage(choices, reply.n)})
+        told = {"usage": usage(choices, reply.n), "metadata": _metadata(choices[0])}
+        yield event(head | {"choices": []} | told)
     yield DONE

@@ -17,6 +17,7 @@ class Choice:
     def __init__(self, index: int, completion: Completion) -> None:
         self.index = index
         self.new = completion.active.new
+        self._active = completion.active
         self.text = ""
         self.num_output = 0
         self.cached_tokens = 0
@@ -36,6 +37,11 @@ class Choice:
         self.logprobs += piece.logprobs
         self.prompt_logprobs += piece.prompt_logprobs
         self.finish = piece.finish
+
+    @property
+    def dp_rank(self) -> int | None:
+        """Where it runs; None until it was sent."""
+        return self._active.rank
 
     def ending(self) -> dict[str, Any]:
         """finish_reason and matched_stop."""

@@ -39,9 +39,11 @@ function refuse(field, text) {
   if (field === "prompt") prompt.focus(); else if (field === "max_tokens") limit.focus();
 }
 const noUse = [...use.children].map((e) => e.cloneNode(true));
-function usage(u) {
+let used = {};
+function usage(part) {
+  const u = used = { ...used, ...part };
   const share = u.prompt_tokens && u.cached_tokens ? ` (${Math.round(100 * u.cached_tokens / u.prompt_tokens)} %)` : "";
-  const rows = [["prompt_tokens", u.prompt_tokens], ["cached_tokens", `${u.cached_tokens}${share}`], ["completion_tokens", u.completion_tokens], ["TTFT", `${u.ttft_ms} ms`], ["dp_rank", u.dp_rank], ["weights", u.weight_version], ["finish", u.finish_reason ?? "–"]];
+  const rows = [["prompt_tokens", u.prompt_tokens], ["cached_tokens", u.cached_tokens === undefined ? "–" : `${u.cached_tokens}${share}`], ["completion_tokens", u.completion_tokens], ["TTFT", u.ttft_ms === undefined ? "–" : `${u.ttft_ms} ms`], ["dp_rank", u.dp_rank], ["weights", u.weight_version], ["finish", u.finish_reason ?? "–"]];
   use.replaceChildren(...rows.map(([k, v]) => { const s = document.createElement("span"), b = document.createElement("b"); b.textContent = String(v ?? "–"); b.dataset.use = k; s.append(`${k} `, b); return s; }));
 }
 
@@ -56,7 +58,7 @@ async function read(answer) {
     for (const line of lines) {
       const piece = JSON.parse(line);
       if (piece.text) { out.append(piece.text); out.scrollTop = out.scrollHeight; }
-      if (piece.usage) usage(piece.usage);
+      if (piece.usage && Object.keys(piece.usage).length) usage(piece.usage);
       if (piece.error) { refuse("", `The engine says: ${piece.error}`); return "Completion failed"; }
       isDone ||= Boolean(piece.done);
     }
@@ -71,7 +73,7 @@ form.addEventListener("submit", async (e) => {
   if (blind()) return;
   running = new AbortController();
   refuse("", "");
-  out.textContent = ""; out.classList.add("is-live"); stop.hidden = false;
+  out.textContent = ""; out.classList.add("is-live"); stop.hidden = false; used = {};
   use.replaceChildren(...noUse.map((e) => e.cloneNode(true))); // else the last answer's numbers stand beside this one
   let text = "Completion stopped";
   try {

@@ -109,7 +109,7 @@ def test_a_flush_waits_for_idle_counts_down_and_succeeds_at_once(chromium, tab, 
     page = tab.page
     text = prompt()
     cold, warm = try_it(tab, text), try_it(tab, text)
-    assert cold["cached_tokens"] == 0
+    assert cold["cached_tokens"] < 32  # the chat template is the same for all
     assert warm["cached_tokens"] >= 256
     assert warm["dp_rank"] == cold["dp_rank"]
 

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from console.pages.completion import MAX_PROMPT_CHARS, EngineSaid, complete
+from console.pages.completion import MAX_PROMPT_CHARS, Asked, EngineSaid, complete
 from console.pages.try_it import _Turn
 
 PATH = "/engines/local/try"
+TEXT = Asked("p", 7, as_chat=False)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def _event(text: str, cached: int = 3) -> bytes:
 
 
 async def gather(address: str) -> list:
-    return [piece async for piece in complete(address, prompt="p", max_new_tokens=7)]
+    return [piece async for piece in complete(address, TEXT)]
 
 
 async def test_text_that_grows_is_passed_on_as_what_is_new():
@@ -105,6 +106,37 @@ async def test_text_that_grows_is_passed_on_as_what_is_new():
     assert [piece.text for piece in pieces] == ["He", "llo", ", é"]
     assert pieces[-1].usage["cached_tokens"] == 3 and pieces[-1].usage["dp_rank"] == 1
     assert asked[0]["sampling_params"]["max_new_tokens"] == 7 and asked[0]["stream"] is True
+
+
+async def test_a_chat_is_asked_as_one_and_its_numbers_come_with_the_end():
+    def chunk(**body: object) -> bytes:
+        return (
+            b"data: " + json.dumps({"object": "chat.completion.chunk", **body}).encode() + b"\n\n"
+        )
+
+    def choice(finish: str | None = None, **delta: object) -> list[dict]:
+        return [{"index": 0, "delta": delta, "finish_reason": finish}]
+
+    usage = {
+        "prompt_tokens": 9, "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }  # fmt: skip
+    metadata = {"weight_version": "v2", "dp_rank": 1}
+    events = (
+        chunk(choices=choice(role="assistant", content="")) + chunk(choices=choice(content="Arr"))
+        + chunk(choices=choice("stop", content="!"))
+        + chunk(choices=[], usage=usage, metadata=metadata) + b"data: [DONE]\n\n"
+    )  # fmt: skip
+    async with engine_that_answers(events) as (address, asked, _):
+        pieces = [piece async for piece in complete(address, Asked("p", 7))]
+    assert "".join(piece.text for piece in pieces) == "Arr!"
+    told: dict = {}
+    for piece in pieces:
+        told |= piece.usage
+    assert (told["cached_tokens"], told["dp_rank"], told["weight_version"]) == (4, 1, "v2")
+    assert told["finish_reason"] == "stop"
+    assert asked[0]["messages"] == [{"role": "user", "content": "p"}]
+    assert asked[0]["max_tokens"] == 7 and asked[0]["stream"] is True
 
 
 async def test_a_refusal_is_the_engines_own_sentence():
@@ -135,7 +167,7 @@ async def test_nobody_there_is_told_at_once():
 
 async def test_a_reader_who_leaves_ends_the_engines_work():
     async with engine_that_answers(_event("a"), hang=True) as (address, _, gone):
-        pieces = complete(address, prompt="p", max_new_tokens=7)
+        pieces = complete(address, TEXT)
         assert (await anext(pieces)).text == "a"
         await pieces.aclose()
         await asyncio.wait_for(gone.wait(), 2)
