@@ -24,6 +24,7 @@ class Options:
     model: Path | None
     device: str
     dtype: str
+    weights_roots: tuple[Path, ...]  # empty: the folder that holds the model's
     has_engine: bool
     database_url: str
     redis_url: str
@@ -60,6 +61,12 @@ def read(arguments: list[str]) -> Options:
     add("--device", default=_default("QUIESCE_DEVICE", "cpu"), help="cpu | cuda")
     add("--dtype", default=_default("QUIESCE_DTYPE", "bfloat16"), help="bfloat16 | float32")
     add(
+        "--weights-root",
+        action="append",
+        default=[root for root in _default("QUIESCE_WEIGHTS_ROOTS", "").split(os.pathsep) if root],
+        help="folder under which weights may be loaded; repeatable (the model's parent)",
+    )
+    add(
         "--no-engine",
         action="store_true",
         default=_default("QUIESCE_NO_ENGINE", "0").lower() in ("1", "true", "yes"),
@@ -69,6 +76,10 @@ def read(arguments: list[str]) -> Options:
     model = Path(args.model).expanduser().resolve() if args.model else None
     if model is not None and not (model / "config.json").is_file():
         fail(f"no model at {model}: it has no config.json")
+    roots = tuple(Path(root).expanduser().resolve() for root in args.weights_root)
+    for root in roots:
+        if not root.is_dir():
+            fail(f"no folder at {root}, named by --weights-root")
     port, engine_port = _number("--port", args.port), _number("--engine-port", args.engine_port)
     if port == engine_port:
         fail(f"--port and --engine-port are both {port}")
@@ -80,6 +91,7 @@ def read(arguments: list[str]) -> Options:
         model=model,
         device=_word("--device", args.device, ("cpu", "cuda")),
         dtype=_word("--dtype", args.dtype, ("bfloat16", "float32")),
+        weights_roots=roots,
         has_engine=not args.no_engine,
         database_url=_default("DATABASE_URL", ""),
         redis_url=_default("REDIS_URL", ""),

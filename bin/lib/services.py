@@ -153,6 +153,8 @@ def _engine(made: Plan, env: dict[str, str]) -> Service:
         *("--dp-size", str(options.dp_size), "--device", options.device),
         *("--dtype", options.dtype, "--served-model-name", made.model.name if made.model else ""),
     ]
+    for root in options.weights_roots:
+        command += ["--weights-root", str(root)]
     engine_env = {
         key: value for key, value in env.items() if key not in ("DATABASE_URL", "REDIS_URL")
     }
