@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Coroutine
 from typing import Any, assert_never
 
 import zmq
@@ -113,6 +114,8 @@ class ControlServer:
         try:
             if isinstance(request.command, Submit):
                 self._submit(peer, request.id, request.command)
+            elif isinstance(request.command, Upload):
+                self._start(self._upload(peer, request.id, request.command))
             else:
                 self._send(peer, request.id, self._answer(request))
         except ProtocolError as error:
@@ -151,19 +154,8 @@ class ControlServer:
                 return self._replay(command)
             case ListCheckpoints():
                 return self._checkpoints(command)
-            case Upload():
-                received = self._frontend.files.write(
-                    command.upload_id,
-                    command.name,
-                    command.offset,
-                    command.data,
-                    command.total_bytes,
-                )
-                return Uploaded(
-                    upload_id=command.upload_id, name=command.name, received_bytes=received
-                )
-            case Submit():
-                raise AssertionError("a Submit is followed, not answered at once")
+            case Submit() | Upload():
+                raise AssertionError("followed, not answered at once")
             case _:
                 assert_never(command)
 
@@ -228,9 +220,29 @@ class ControlServer:
                 if not self._outstanding[peer]:
                     del self._outstanding[peer]
 
-        task = asyncio.get_running_loop().create_task(follow())
+        self._start(follow())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _upload(self, peer: bytes, request_id: str, command: Upload) -> None:
+        """On a thread: a disk may take its time, and nobody else is to wait for it."""
+        try:
+            received = await asyncio.to_thread(
+                self._frontend.files.write,
+                command.upload_id,
+                command.name,
+                command.offset,
+                command.data,
+                command.total_bytes,
+            )
+        except ProtocolError as error:
+            self._send(peer, request_id, _failure(error))
+            return
+        answer = Uploaded(upload_id=command.upload_id, name=command.name, received_bytes=received)
+        self._send(peer, request_id, answer)
 
     def _send(self, peer: bytes, request_id: str, body: Progress | Reply) -> None:
         frame = encode_response(Response(id=request_id, body=body))

@@ -95,6 +95,7 @@ class Frontend:
         )
         self.coordinator.num_held = lambda: self.requests.num_held
         self.files = WeightFiles(config)
+        self.files.begin(self.kept_files())
         self.calls = RankCalls(
             epoch=self.epoch.number,
             send=self._send_to_rank,
@@ -374,9 +375,10 @@ class Frontend:
         return "no weights are loaded; update them first" if desired.needs_weights else ""
 
     def kept_files(self) -> set[Path]:
-        """Pushed weights that a rank may have to load again."""
-        path = self.journal.index.desired.weights.path
-        return {Path(path)} if path else set()
+        """Pushed weights that a rank may have to load again, those of an open operation too."""
+        index = self.journal.index
+        states = [index.desired, *([index.open.old, index.open.new] if index.open else [])]
+        return {Path(state.weights.path) for state in states if state.weights.path}
 
     def _to_abort(self, operation: AbortRequests) -> tuple[int, Callable[[], None]]:
         requests, message = self.requests, operation.message

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
+import threading
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -24,6 +26,8 @@ from engine.tensorfiles.paths import resolve_beneath
 _MAX_DEPTH = 2
 _MAX_FOLDERS = 200
 _PART = ".part"
+_TRASH = ".trash-"
+_OF_HTTP = ("session-", "upload-", _TRASH)
 _OLD_S = 3600.0  # an upload that nobody went on with
 
 
@@ -114,12 +118,30 @@ class WeightFiles:
 
     def drop(self, upload_id: str) -> None:
         """Forget an upload."""
-        shutil.rmtree(self.folder(upload_id), ignore_errors=True)
+        self._remove(self.folder(upload_id))
 
     def replaced(self, path: str) -> None:
         """Pushed weights that no rank will have to load again; any other folder stays."""
         if path and Path(path).parent == self._own:
-            shutil.rmtree(path, ignore_errors=True)
+            self._remove(Path(path))
+
+    def _remove(self, folder: Path) -> None:
+        """Gone at once; its blocks are given back on a thread of their own, which may take long."""
+        trash = self._own / f"{_TRASH}{secrets.token_hex(8)}"
+        with suppress(OSError):
+            folder.rename(trash)
+            remove = threading.Thread(target=shutil.rmtree, args=(trash, True), daemon=True)
+            remove.start()
+
+    def begin(self, keep: Collection[Path]) -> None:
+        """At a start of the frontend: nobody goes on with what came over HTTP before."""
+        self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._own.chmod(0o700)
+        kept = {path.resolve() for path in keep}
+        for folder in self._own.iterdir():
+            if folder.name.startswith(_OF_HTTP) and folder.resolve() not in kept:
+                self._remove(folder)
+        self.clear(keep)
 
     def clear(self, keep: Collection[Path], now: float | None = None) -> None:
         """Remove what nothing refers to: pushed weights that were replaced, old uploads."""
@@ -132,7 +154,7 @@ class WeightFiles:
                 is_upload = not folder.name.startswith("trainer-")
                 if is_upload and now - folder.stat().st_mtime < _OLD_S:
                     continue
-                shutil.rmtree(folder, ignore_errors=True)
+                self._remove(folder)
 
 
 def _folders(root: Path, depth: int) -> list[Path]:
