@@ -57,6 +57,7 @@ from engine.protocol import (
     RankState,
     StateChanged,
     UpdateWeightsFromDistributed,
+    UpdateWeightsFromTensor,
 )
 from engine.protocol.events import EventBody
 
@@ -361,6 +362,8 @@ class Frontend:
             operation = self.operations.operation_of(result.op_id)
             if isinstance(operation, UpdateWeightsFromDistributed) and result.staged_s is None:
                 self.sessions.failed(operation.group_name)  # who sends, and who receives, differ
+            if isinstance(operation, UpdateWeightsFromTensor):
+                self.files.dropped_unless(operation.upload_id, self.kept_files())
             before, kept = result.weights_before, self.kept_files()
             if before is not None and Path(before.path) not in kept:
                 self.files.replaced(before.path)

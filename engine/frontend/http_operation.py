@@ -6,6 +6,7 @@ An operation without an id of its own ends with its caller, as long as nothing i
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -47,8 +48,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     op_id: OperationId | None = None
 
 
-async def run(request: Request, operation: Operation, options: Options) -> OperationResult | None:
-    """Submit and wait; None when the caller left first. Raises ProtocolError."""
+async def run(
+    request: Request, operation: Operation, options: Options, begun: Callable[[], None]
+) -> OperationResult | None:
+    """Submit and wait; None when the caller left first. Raises ProtocolError.
+
+    `begun` is called when this very operation was taken, and not another one of the same id.
+    """
     frontend: Frontend = request.app.state.frontend
     follower = frontend.operations.submit(
         op_id=options.op_id or f"http-{uuid.uuid4()}",
@@ -57,6 +63,8 @@ async def run(request: Request, operation: Operation, options: Options) -> Opera
         timeout_s=options.timeout,
         requested_by="http",
     )
+    if frontend.operations.operation_of(follower.op_id) is operation:
+        begun()
     return await wait(request, frontend, follower, is_owned=options.op_id is None)
 
 
@@ -78,8 +86,17 @@ def _cancel_if_possible(frontend: Frontend, op_id: str) -> None:
             raise
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 async def answered(
-    request: Request, operation: Operation, options: Options, done: str, **more: Any
+    request: Request,
+    operation: Operation,
+    options: Options,
+    done: str,
+    begun: Callable[[], None] = _nothing,
+    **more: Any,
 ) -> Response:
     """Run an operation; SGLang's `success` and `message`, and every rank's part beside them.
 
@@ -87,7 +104,7 @@ async def answered(
     are fields of the reply that SGLang has on this route; a callable gets the result.
     """
     try:
-        result = await run(request, operation, options)
+        result = await run(request, operation, options, begun)
     except ProtocolError as error:
         return refusal(error)
     if result is None:

@@ -85,23 +85,46 @@ async def end(request: Request) -> Response:
     if session.num_parts == 0:
         sessions.abandon(session)
         raise HTTPError(400, "nothing was received in this session; no weight has changed")
-    answer = await _carry_out(request, session, body)
-    if answer.status_code != 200:
-        sessions.abandon(session)
-    return answer
+    return await _carry_out(request, session, body)
 
 
 async def _carry_out(request: Request, session: Session, body: UpdateOptions) -> Response:
+    """What came is the operation's from the moment it is taken; until then it is ours to drop."""
     version = body.weight_version or session.weight_version
     fields = body.for_update() | {"weight_version": version}
     received = {"tensors_received": len(session.names), "bytes_received": session.bytes}
+    operation: UpdateWeightsFromTensor | UpdateWeightsFromDistributed
     if session.kind is OperationKind.UPDATE_WEIGHTS_FROM_TENSOR:
-        upload = UpdateWeightsFromTensor(upload_id=session.id, **fields)
-        return await answered(request, upload, body.for_operation(), "Success", **received)
-    nothing_more = UpdateWeightsFromDistributed(
-        names=[], dtypes=[], shapes=[], session=session.id, **fields
-    )
-    return await answered(request, nothing_more, body.for_operation(), RECEIVED, **received)
+        operation, done = UpdateWeightsFromTensor(upload_id=session.id, **fields), "Success"
+    else:
+        lists: dict[str, Any] = {"names": [], "dtypes": [], "shapes": []}
+        operation = UpdateWeightsFromDistributed(session=session.id, **lists, **fields)
+        done = RECEIVED
+    owned = _Owned(_sessions(request), session)
+    with owned:
+        return await answered(
+            request, operation, body.for_operation(), done, owned.pass_on, **received
+        )
+
+
+class _Owned:
+    """An upload that is dropped at the end of the block, unless an operation has taken it."""
+
+    def __init__(self, sessions: WeightSessions, session: Session) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._is_ours = True
+
+    def pass_on(self) -> None:
+        """It is somebody else's to drop."""
+        self._is_ours = False
+
+    def __enter__(self) -> None:
+        """Ours from here on."""
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_ours:
+            self._sessions.abandon(self._session)
 
 
 # ---- uploaded tensors ------------------------------------------------------------------------
@@ -124,8 +147,8 @@ async def update_from_tensor(request: Request) -> Response:
     except ProtocolError as error:
         return refusal(error)
     part_of = session or Session(id=f"upload-{secrets.token_hex(8)}", owner="", lapse_s=LAPSE_S)
-    is_kept = False
-    try:
+    owned = _Owned(sessions, part_of)
+    with owned:
         left = frontend.config.max_upload_bytes - part_of.bytes
         paths, fields = await http_uploads.receive(
             request, frontend.files.folder(part_of.id), part_of.num_parts, left
@@ -135,20 +158,14 @@ async def update_from_tensor(request: Request) -> Response:
         _check_part(frontend, part_of, http_uploads.entries(paths))
         part_of.num_parts += len(paths)
         part_of.bytes += sum(path.stat().st_size for path in paths)
-        if session is not None:
-            is_kept = True
-            sessions.kept(session)
-            session.weight_version = options.weight_version or session.weight_version
-            return json_response(_part_answer(session))
-        operation = UpdateWeightsFromTensor(upload_id=part_of.id, **options.for_update())
-        answer = await answered(
-            request, operation, options.for_operation(), options.done("Success")
-        )
-        is_kept = answer.status_code == 200
-        return answer
-    finally:
-        if not is_kept:
-            sessions.abandon(part_of)
+        if session is None:
+            operation = UpdateWeightsFromTensor(upload_id=part_of.id, **options.for_update())
+            run = options.for_operation()
+            return await answered(request, operation, run, options.done("Success"), owned.pass_on)
+        session.weight_version = options.weight_version or session.weight_version
+        sessions.kept(session)
+        owned.pass_on()  # the session's, until its end
+        return json_response(_part_answer(session))
 
 
 async def _refuse_json(request: Request) -> Response:

@@ -52,6 +52,7 @@ class Started(Struct, frozen=True, kw_only=True, tag="started"):
     old: ServingState
     new: ServingState
     requested_by: str = ""
+    digest: str = ""
 
 
 class Decided(Struct, frozen=True, kw_only=True, tag="decided"):

@@ -5,6 +5,7 @@ Data only; the rules are in coordinator.py and rank_table.py.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -101,6 +102,7 @@ class Current:
     old: ServingState
     new: ServingState
     requested_by: str = ""
+    digest: str = ""
     phase: Phase = Phase.PREPARING
     cancelled: bool = False
     changed: bool = False  # extended or forced: a new attempt is due
@@ -167,7 +169,16 @@ def started(current: Current) -> Started:
         old=current.old,
         new=current.new,
         requested_by=current.requested_by,
+        digest=current.digest,
     )
+
+
+def digest_of(operation: Operation) -> str:
+    """What was asked for, in short: the same for the same, whatever its upload or session."""
+    fields = msgspec.to_builtins(operation)
+    for name in ("upload_id", "session"):
+        fields.pop(name, None)
+    return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:32]
 
 
 def recovered(record: Started, decided: Decided | None, att: int, now: float) -> Current:
@@ -186,4 +197,5 @@ def recovered(record: Started, decided: Decided | None, att: int, now: float) ->
         old=record.old,
         new=(decided.new if decided is not None else None) or record.new,
         requested_by=record.requested_by,
+        digest=record.digest,
     )

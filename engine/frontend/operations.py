@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from engine.config import OperationTimes
 from engine.frontend.coordinator import Coordinator
 from engine.frontend.journal_records import JournalFullError, JournalIndex, Noted, Sealed
-from engine.frontend.operation_state import Current, JournalLike
+from engine.frontend.operation_state import Current, JournalLike, digest_of
 from engine.ipc.messages import ServingState
 from engine.protocol import (
     MAX_TIMEOUT_S,
@@ -105,12 +105,13 @@ class Operations:
 
         `start_by` is on this process's monotonic clock: no effect begins after it.
         """
-        known = self._known(op_id)
+        digest = digest_of(operation)
+        known = self._known(op_id, digest)
         if known is not None:
             return known
         now = self._clock()
         if isinstance(operation, AbortRequests):
-            return self._abort_requests(op_id, operation, mode, now)
+            return self._abort_requests(op_id, operation, mode, now, digest)
         mode = self._checked_mode(mode, timeout_s)
         if start_by is not None and start_by < now:
             raise ProtocolError(
@@ -143,6 +144,7 @@ class Operations:
                 old=desired,
                 new=self._new_state(operation, desired, op_id),
                 requested_by=requested_by,
+                digest=digest,
             )
         )
         self._submitted = {op_id: operation}
@@ -151,7 +153,7 @@ class Operations:
         return follower
 
     def _abort_requests(
-        self, op_id: str, operation: AbortRequests, mode: Mode, now: float
+        self, op_id: str, operation: AbortRequests, mode: Mode, now: float, digest: str
     ) -> Follower:
         """Done at once, whatever else is pending: recorded first, so that it is done once."""
         if not self._coordinator.is_ready:
@@ -169,6 +171,7 @@ class Operations:
             finished_clock_s=now,
             epoch=epoch.text if epoch else "",
             interrupted=count,
+            digest=digest,
         )
         try:
             self._journal.append(Noted(result=result))
@@ -180,9 +183,18 @@ class Operations:
         self.noted(result)
         return follower
 
-    def _known(self, op_id: str) -> Follower | None:
-        """An id seen before is never run again."""
+    def _known(self, op_id: str, digest: str) -> Follower | None:
+        """An id seen before is never run again, and stands for what it was first used for."""
         result = self._index.results.get(op_id)
+        current = self._coordinator.current
+        before = result.digest if result is not None else ""
+        if current is not None and current.op_id == op_id:
+            before = current.digest
+        if before and before != digest:
+            raise ProtocolError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"operation {op_id} was asked for something else before; use another id",
+            )
         if result is not None:
             follower = Follower(op_id)
             follower.queue.put_nowait(result)

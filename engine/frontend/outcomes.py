@@ -220,4 +220,5 @@ def result_of(
         held_requests=held,
         pause_s=None if since is None else now - since,
         staged_s=prepared - current.started_at if prepared and current.stages else None,
+        digest=current.digest,
     )

@@ -120,6 +120,11 @@ class WeightFiles:
         """Forget an upload."""
         self._remove(self.folder(upload_id))
 
+    def dropped_unless(self, upload_id: str, keep: Collection[Path]) -> None:
+        """The operation that took an upload has ended: it is served now, or nobody wants it."""
+        if self.folder(upload_id) not in keep:
+            self.drop(upload_id)
+
     def replaced(self, path: str) -> None:
         """Pushed weights that no rank will have to load again; any other folder stays."""
         if path and Path(path).parent == self._own:

@@ -221,3 +221,4 @@ class OperationResult(Struct, frozen=True, kw_only=True):
     # From the first rank that stopped admitting, or the first held request, to the recorded end.
     pause_s: float | None = None
     staged_s: float | None = None  # from the start until every rank was prepared
+    digest: str = ""  # of what was asked: an id that is used again must ask for the same

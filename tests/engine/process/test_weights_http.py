@@ -409,7 +409,6 @@ def test_streams_live_through_an_update(engine: EngineProcess, root: Path, mode:
     tokens = 250 if mode == "drain" else 600
     work = streams(engine, 8, tokens)
     wait_until(lambda: sum(r["num_running_reqs"] for r in engine.loads()) == 8, 10)
-    time.sleep(0.2)
     answer = update(engine, root / "other", mode=mode, timeout=30, weight_version="new")
     assert answer.status_code == 200, answer.text
     interrupted = answer.json()["num_paused_requests"]
@@ -582,3 +581,44 @@ def test_an_abort_goes_through_while_an_update_waits(engine: EngineProcess, root
     assert answer.json() == {"aborted": 1}
     assert waiting.result().status_code == 200
     assert work.result()["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_an_id_stands_for_what_it_was_first_used_for(engine: EngineProcess, root: Path) -> None:
+    first = update(engine, root / "other", op_id="same", weight_version="a")
+    again = update(engine, root / "other", op_id="same", weight_version="a")
+    assert first.status_code == again.status_code == 200
+    assert first.json()["finished_clock_s"] == again.json()["finished_clock_s"]
+    for answer in (
+        update(engine, root / "third", op_id="same", weight_version="a"),
+        update(engine, root / "other", op_id="same", weight_version="b"),
+        engine.admin("POST", "/pause_generation", json={"op_id": "same"}),
+        engine.flush(op_id="same"),
+    ):
+        assert answer.status_code == 400, answer.text
+        assert "asked for something else" in answer.text
+    assert engine.client.get("/model_info").json()["weight_version"] == "a"
+
+
+def test_an_upload_is_the_operations_when_its_sender_leaves(
+    engine: EngineProcess, fresh: dict[str, Told]
+) -> None:
+    """The files of weights that are served stay, and those that nobody serves go."""
+    work = engine.busy(1900)
+    with pytest.raises(httpx.TimeoutException):
+        engine.admin(
+            "POST", "/update_weights_from_tensor", content=save(weights_of(1)), headers=RAW,
+            params={"op_id": "left", "mode": "drain", "timeout": 60}, timeout=1.5,
+        )  # fmt: skip
+    work.result()
+    wait_until(lambda: engine.admin("GET", "/operations/left").status_code == 200, 10)
+    wait_until(lambda: not engine.operations()["open"], 20)
+    assert engine.admin("GET", "/operations/left").json()["outcome"] == "succeeded"
+    engine.kill("rank 1")
+    time.sleep(1)
+    engine.until_serving()
+    assert_same(told(engine), fresh["other"])
+    kept = engine.client.get("/model_info").json()["weights"]["path"]
+    again = push(engine, weights_of(1), op_id="left", mode="drain", timeout=60)
+    assert again.status_code == 200  # the recorded result; this upload was not needed
+    folders = {str(path) for path in (engine.dir / "weights").iterdir() if path.name[0] != "."}
+    assert folders == {kept}
