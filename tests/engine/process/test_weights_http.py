@@ -622,3 +622,46 @@ def test_an_upload_is_the_operations_when_its_sender_leaves(
     assert again.status_code == 200  # the recorded result; this upload was not needed
     folders = {str(path) for path in (engine.dir / "weights").iterdir() if path.name[0] != "."}
     assert folders == {kept}
+
+
+def test_pause_abort_update_continue(
+    engine: EngineProcess, root: Path, fresh: dict[str, Told]
+) -> None:
+    """W08 c."""
+    work = streams(engine, 8, 600)
+    wait_until(lambda: sum(r["num_running_reqs"] for r in engine.loads()) == 8, 10)
+    paused = engine.admin("POST", "/pause_generation", json={"mode": "abort"})
+    assert paused.json()["interrupted"] == 8
+    for stream in work:
+        last = stream.result()[-1]
+        assert last["meta_info"]["finish_reason"]["type"] == "abort" and last["output_ids"]
+    assert update(engine, root / "other").status_code == 200
+    assert engine.client.get("/ready").status_code == 503
+    assert engine.admin("POST", "/continue_generation", json={}).status_code == 200
+    assert_same(told(engine), fresh["other"])
+
+
+def test_a_paused_backlog_is_flushed_and_loses_nothing(engine: EngineProcess) -> None:
+    """F05."""
+    prompts = [[number, *PROMPT] for number in range(64)]
+    alone = [engine.generate(prompt, 150).json()["output_ids"] for prompt in prompts[:6]]
+    engine.flush(timeout=20)
+    work = [
+        Background(lambda prompt=prompt: engine.generate(prompt, 150).json())  # type: ignore[misc]
+        for prompt in prompts
+    ]
+    wait_until(lambda: sum(r["num_running_reqs"] for r in engine.loads()) > 8, 10)
+    control = engine.flush()
+    assert control.status_code == 400
+    assert engine.admin("POST", "/pause_generation", json={"mode": "retract"}).status_code == 200
+    for timeout in (0, 5):
+        flushed = engine.flush(timeout=timeout)
+        assert flushed.status_code == 200, flushed.text
+    time.sleep(0.6)
+    states = engine.client.get("/server_info").json()["internal_states"]
+    for state in states:
+        assert state["kv"]["free_pages"] == state["kv"]["total_pages"]
+    assert engine.admin("POST", "/continue_generation", json={}).status_code == 200
+    outputs = [one.result()["output_ids"] for one in work]
+    assert all(len(ids) == 150 or ids[-1] == 2 for ids in outputs)
+    assert outputs[:6] == alone
