@@ -193,9 +193,9 @@ def measure(ours: Ours, theirs: Theirs, reps: int) -> list[Row]:
     return [row for row, _ in plan]
 
 
-def report(rows: list[Row], dtype: str, threads: int, before: float, reps: int) -> str:
-    """The table, with what it was measured on."""
-    cpu = next(
+def cpu_name() -> str:
+    """Of this machine, for people."""
+    return next(
         (
             line.partition(":")[2].strip()
             for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -203,11 +203,15 @@ def report(rows: list[Row], dtype: str, threads: int, before: float, reps: int) 
         ),
         platform.processor(),
     )
+
+
+def report(rows: list[Row], dtype: str, threads: int, before: float, reps: int) -> str:
+    """The table, with what it was measured on."""
     after = os.getloadavg()[0]
     lines = [
-        f"{datetime.now(UTC):%Y-%m-%d}, {cpu}, {threads} threads, {dtype}, SmolLM2-135M, one rank; "
-        f"medians of {reps} turns (min–max); load {before:.1f} before, {after:.1f} after. "
-        "Ours over HTTP, transformers 5.24 in process.",
+        f"{datetime.now(UTC):%Y-%m-%d}, {cpu_name()}, {threads} threads, {dtype}, SmolLM2-135M, "
+        f"one rank; medians of {reps} turns (min–max); load {before:.1f} before, {after:.1f} "
+        "after. Ours over HTTP, transformers 5.24 in process.",
         "",
         "| row | unit | Quiesce | transformers | ratio |",
         "| --- | --- | --- | --- | --- |",

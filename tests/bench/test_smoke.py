@@ -37,5 +37,12 @@ def test_the_console_bench_prints_both_percentiles() -> None:
     assert "p99" in out
 
 
+def test_the_weights_bench_prints_every_row_and_both_comparisons() -> None:
+    out = run("weights.py", "--reps", "1")
+    for row in ("pause", "longest wait", "staging", "request to answer", "from tensors"):
+        assert row in out
+    assert "bytes ÷ bandwidth" in out and "stop and start" in out
+
+
 def test_the_step_bench_runs() -> None:
     assert "decode" in run("model_step.py", "--seconds", "0.2")
