@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--clients", type=int, default=4, help="at once (%(default)s)")
     load.add_argument("--seconds", type=float, default=30, help="how long (%(default)s)")
     load.add_argument("--max-new-tokens", type=int, default=64, help="a request (%(default)s)")
+    commands.add_parser("receiver", help="started by a rank: stands in a trainer's group for it")
     for name in ("frontend", "rank"):
         child = commands.add_parser(name, help="started by serve")
         child.add_argument("--config", required=True)
@@ -142,6 +143,10 @@ def main() -> int:
             from engine.scheduler import process
 
             process.main(args.config, args.rank, args.inc)
+        elif args.command == "receiver":
+            from engine.weights import receiver
+
+            receiver.main()
         elif args.command == "load":
             from engine import load
 

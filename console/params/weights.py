@@ -29,7 +29,12 @@ from engine.protocol.operations import MAX_TENSORS
 
 MAX_FILES = 200
 Version = Annotated[
-    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")
+    str,
+    StringConstraints(
+        min_length=1,
+        max_length=128,
+        pattern=r"^[^\x00-\x1f\x7f-\x9f\u{061c}\u{200b}-\u{200f}\u{2028}-\u{202e}\u{2060}-\u{206f}\u{feff}]+$",
+    ),
 ]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(no_nul)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

@@ -153,7 +153,11 @@ async def change_operation(request: Request) -> Response:
 async def repair(request: Request) -> Response:
     """POST /operations/repair: bring every living rank to the desired state."""
     await read_body(request)
-    options = Options(timeout=MAX_REPAIR_S, mode=Mode.WAIT, op_id=request.query_params.get("op_id"))
+    no_others(request.query_params, {"op_id"})
+    op_id = request.query_params.get("op_id") or None
+    if op_id is not None:
+        convert({"op_id": op_id}, _Id, {})
+    options = Options(timeout=MAX_REPAIR_S, mode=Mode.WAIT, op_id=op_id)
     return await answered(request, Repair(), options, "every living rank serves what is desired")
 
 

@@ -6,6 +6,7 @@ A bad part ends its session at once: nothing of it is served, and nothing of it 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,7 @@ PICKLED = (
     "it is not read here: send the tensors as safetensors bytes, as application/octet-stream or as "
     "files of a multipart/form-data form"
 )
+_DTYPES = ["bfloat16", "float16", "float32"]
 RECEIVED = "Succeeded to update parameter online."
 _Owner = Annotated[str, msgspec.Meta(max_length=128)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
@@ -89,7 +91,7 @@ async def end(request: Request) -> Response:
 
 
 async def _carry_out(request: Request, session: Session, body: UpdateOptions) -> Response:
-    """What came is the operation's from the moment it is taken; until then it is ours to drop."""
+    """What came is the operation's from the moment it is taken."""
     version = body.weight_version or session.weight_version
     fields = body.for_update() | {"weight_version": version}
     received = {"tensors_received": len(session.names), "bytes_received": session.bytes}
@@ -100,11 +102,16 @@ async def _carry_out(request: Request, session: Session, body: UpdateOptions) ->
         lists: dict[str, Any] = {"names": [], "dtypes": [], "shapes": []}
         operation = UpdateWeightsFromDistributed(session=session.id, **lists, **fields)
         done = RECEIVED
-    owned = _Owned(_sessions(request), session)
-    with owned:
-        return await answered(
-            request, operation, body.for_operation(), done, owned.pass_on, **received
-        )
+    is_taken = False
+
+    def begun() -> None:
+        nonlocal is_taken
+        is_taken = True
+
+    answer = await answered(request, operation, body.for_operation(), done, begun, **received)
+    if not is_taken:
+        _sessions(request).reopen(session)  # refused before anything began: end it again later
+    return answer
 
 
 class _Owned:
@@ -155,7 +162,8 @@ async def update_from_tensor(request: Request) -> Response:
         )
         if fields:
             options = _options(dict(request.query_params) | fields)
-        _check_part(frontend, part_of, http_uploads.entries(paths))
+        found = await asyncio.to_thread(http_uploads.entries, paths)
+        _check_part(frontend, part_of, found)
         part_of.num_parts += len(paths)
         part_of.bytes += sum(path.stat().st_size for path in paths)
         if session is None:
@@ -330,6 +338,9 @@ def _check_lists(frontend: Frontend, body: _Distributed, session: Session | None
             "together",
             param="names",
         )
+    for dtype in body.dtypes:
+        if dtype.removeprefix("torch.") not in _DTYPES:
+            raise HTTPError(400, f"dtype {dtype!r} is not one of {_DTYPES}", param="dtypes")
     facts = frontend.facts()
     known = dict(facts.tensors) if facts is not None else {}
     seen: set[str] = set(session.names) if session is not None else set()

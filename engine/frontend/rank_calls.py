@@ -38,13 +38,23 @@ class RankCalls:
         self._numbers = itertools.count(1)
         self._open: dict[int, _Call] = {}
 
-    async def ask(self, question: Question, *, timeout_s: float) -> dict[int, Answered]:
-        """Every living rank's answer. One that dies, or is silent, answers with an error."""
-        calls = [self._ask(rank, inc, question, timeout_s) for rank, inc in self._alive().items()]
+    async def ask(
+        self, question: Question, *, timeout_s: float, grace_s: float = _GRACE_S
+    ) -> dict[int, Answered]:
+        """Every living rank's answer. One that dies, or is silent, answers with an error.
+
+        `grace_s` is what a rank may take beyond the time that it is given.
+        """
+        calls = [
+            self._ask(rank, inc, question, timeout_s, grace_s)
+            for rank, inc in self._alive().items()
+        ]
         answers = await asyncio.gather(*calls)
         return {answer.rank: answer for answer in answers}
 
-    async def _ask(self, rank: int, inc: int, question: Question, timeout_s: float) -> Answered:
+    async def _ask(
+        self, rank: int, inc: int, question: Question, timeout_s: float, grace_s: float
+    ) -> Answered:
         number = next(self._numbers)
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self._open[number] = _Call(rank, inc, future)
@@ -53,7 +63,7 @@ class RankCalls:
             Ask(epoch=self._epoch, inc=inc, call=number, question=question, timeout_s=timeout_s),
         )
         try:
-            async with asyncio.timeout(timeout_s + _GRACE_S):
+            async with asyncio.timeout(timeout_s + grace_s):
                 return await future
         except TimeoutError:
             return self._without(rank, inc, number, f"rank {rank} did not answer in time")

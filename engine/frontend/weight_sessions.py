@@ -18,6 +18,7 @@ from engine.protocol import ErrorCode, OperationKind, ProtocolError, TrainerGrou
 
 LAPSE_S = 300.0
 _LEAVE_S = 5.0
+_PROCESS_START_S = 25.0  # a rank starts a process for each group, which imports torch
 ALREADY_OPEN = "a weight-update session is already open; call end_weight_update() first"
 STILL_COMING = "another part of this session is still coming"
 NOT_OPEN = "no weight-update session is open; call begin_weight_update() first"
@@ -102,6 +103,14 @@ class WeightSessions:
         if session.timer is None:
             raise ProtocolError(ErrorCode.INVALID_ARGUMENT, STILL_COMING)
 
+    def reopen(self, session: Session) -> None:
+        """Its end was refused: it can be asked for again, unless another one was begun."""
+        if self.current is not None:
+            self.abandon(session)
+            return
+        self.current = session
+        self._touch(session)
+
     def abandon(self, session: Session) -> None:
         """A part of it was bad, or nobody came back: nothing of it is kept."""
         self._stop_timer(session)
@@ -138,7 +147,9 @@ class WeightSessions:
         try:
             if name in self._leaving:  # what was left must be left before it is joined again
                 await asyncio.wait({self._leaving[name]})
-            answers = await self.calls.ask(JoinGroup(group=group), timeout_s=timeout_s)
+            answers = await self.calls.ask(
+                JoinGroup(group=group), timeout_s=timeout_s, grace_s=_PROCESS_START_S
+            )
             why = told(answers, dp_size)
             if why:
                 await self.leave(name)

@@ -13,7 +13,15 @@ from engine.protocol.base import Struct
 from engine.protocol.types import OperationId, OperationKind
 from engine.protocol.weights import MemoryTag, PauseMode
 
-WeightVersion = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+# No control character, and none that turns or hides the text around it.
+WeightVersion = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=128,
+        pattern=r"^[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]+$(?!\n)",
+    ),
+]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 UploadId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-]{1,64}$(?!\n)")]
 FileName = Annotated[

@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 from engine.tensorfiles.errors import TensorFileError
 
-MAX_HEADER_BYTES = 64 << 20
+MAX_HEADER_BYTES = 16 << 20  # 100,000 tensors take about 12 MB
 _LENGTH = struct.Struct("<Q")
 ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2,

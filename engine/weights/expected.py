@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,11 @@ class Expected:
     dtypes: list[torch.dtype]
     shapes: list[tuple[int, ...]]
     is_flat: bool  # all in one run of bytes
+
+    def sizes_bytes(self) -> list[int]:
+        """Bytes of each tensor as it is sent."""
+        pairs = zip(self.dtypes, self.shapes, strict=True)
+        return [math.prod(shape) * int(dtype.itemsize) for dtype, shape in pairs]
 
 
 def expected_of(

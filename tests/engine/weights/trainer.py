@@ -1,8 +1,9 @@
 """A trainer as a process of its own: joins the engine's group as rank 0 and broadcasts tensors.
 
 Run as `python trainer.py MASTER_PORT WORLD_SIZE SEED PLAN`; reads nothing of the engine. PLAN is
-`all`, `flat`, `flat:SIZE` (buckets of so many tensors), `die:N` (SIGKILLs itself after N tensors),
-`stop:N` (goes on living, sends no more after N) or `wait` (joins and sends when a line comes).
+`all`, `flat`, `flat:SIZE` (buckets of so many tensors), `wide` (in float32, whatever was announced),
+`die:N` (SIGKILLs itself after N tensors), `stop:N` (lives on, sends no more after N) or `wait` (joins
+and sends when a line comes).
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def main(port: int, world: int, seed: int, plan: str) -> None:
                 if what == "die":
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(600)
-            group.broadcast(tensors[name].contiguous(), 0).wait()  # type: ignore[attr-defined]
+            tensor = tensors[name].float() if what == "wide" else tensors[name]
+            group.broadcast(tensor.contiguous(), 0).wait()  # type: ignore[attr-defined]
     print("sent", flush=True)
     sys.stdin.readline()
 
