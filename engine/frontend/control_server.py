@@ -245,7 +245,12 @@ class ControlServer:
         self._send(peer, request_id, answer)
 
     def _send(self, peer: bytes, request_id: str, body: Progress | Reply) -> None:
-        frame = encode_response(Response(id=request_id, body=body))
+        try:
+            frame = encode_response(Response(id=request_id, body=body))
+        except (UnicodeError, TypeError, ValueError, OverflowError) as error:  # a fault of ours
+            log.error("an answer cannot be sent", kind=type(body).__name__, exc_info=error)
+            fault = ProtocolError(ErrorCode.INTERNAL, "the answer cannot be sent; see the log")
+            frame = encode_response(Response(id=request_id, body=_failure(fault)))
         # A peer that left hears nothing; what it asked for goes on and can be queried.
         sent = asyncio.ensure_future(self._socket.send_multipart([peer, frame], zmq.NOBLOCK))
         sent.add_done_callback(_read)

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from engine.frontend.http_errors import HTTPError
 from engine.tensorfiles.errors import TensorFileError
 from engine.tensorfiles.header import Entry, read_header
+from engine.tensorfiles.text import plain
 
 _CHUNK_BYTES = 1 << 20
 _IDLE_S = 60.0  # a sender that is silent for so long has left
@@ -125,7 +126,7 @@ def entries(paths: list[Path]) -> dict[str, Entry]:
         try:
             held = read_header(fd, "the upload")
         except TensorFileError as error:
-            raise HTTPError(400, str(error)) from error
+            raise HTTPError(400, plain(str(error))) from error
         finally:
             os.close(fd)
         twice = sorted(held.keys() & found.keys())

@@ -34,6 +34,7 @@ from engine.protocol import (
 )
 from engine.tensorfiles.errors import TensorFileError
 from engine.tensorfiles.paths import resolve_beneath
+from engine.tensorfiles.text import is_name, plain
 
 
 def new_state(
@@ -79,7 +80,11 @@ def _from_disk(config: EngineConfig, operation: UpdateWeightsFromDisk) -> Weight
     try:
         root, folder = resolve_beneath(operation.model_path, roots)
     except TensorFileError as error:
-        raise ProtocolError(ErrorCode.INVALID_ARGUMENT, str(error)) from error
+        raise ProtocolError(ErrorCode.INVALID_ARGUMENT, plain(str(error))) from error
+    if not is_name(folder.name):
+        raise ProtocolError(
+            ErrorCode.INVALID_ARGUMENT, f"{plain(str(folder))}: no name for a folder"
+        )
     if not folder.is_dir():
         raise ProtocolError(ErrorCode.INVALID_ARGUMENT, f"{folder}: not a folder")
     return WeightsView(

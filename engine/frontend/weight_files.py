@@ -22,6 +22,7 @@ from engine.protocol import CheckpointView, ErrorCode, ProtocolError, WeightsRoo
 from engine.tensorfiles.errors import TensorFileError
 from engine.tensorfiles.folder import open_folder, read_text
 from engine.tensorfiles.paths import resolve_beneath
+from engine.tensorfiles.text import is_name, plain
 
 _MAX_DEPTH = 2
 _MAX_FOLDERS = 200
@@ -58,7 +59,7 @@ class WeightFiles:
         try:
             root, folder = resolve_beneath(path, self._roots)
         except TensorFileError as error:
-            return CheckpointView(root="", name="", path=path, problem=error.reason)
+            return CheckpointView(root="", name="", path=plain(path), problem=plain(error.reason))
         return self._view(root, folder)
 
     def _view(self, root: Path, folder: Path) -> CheckpointView:
@@ -74,7 +75,7 @@ class WeightFiles:
                     num_tensors=len(opened.places),
                 )
         except (TensorFileError, ValueError) as error:
-            return msgspec.structs.replace(view, problem=str(error))
+            return msgspec.structs.replace(view, problem=plain(str(error)))
 
     # ---- uploads -------------------------------------------------------------------------------
 
@@ -172,6 +173,8 @@ def _folders(root: Path, depth: int) -> list[Path]:
     for entry in entries:
         if not entry.is_dir(follow_symlinks=False) or entry.name.startswith("."):
             continue
+        if not is_name(entry.name):
+            continue  # nobody could ask for it by name
         path = Path(entry.path)
         if (path / "config.json").exists():
             found.append(path)

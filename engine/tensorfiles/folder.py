@@ -14,6 +14,7 @@ from pathlib import Path
 from engine.tensorfiles.errors import TensorFileError
 from engine.tensorfiles.header import Entry, read_header
 from engine.tensorfiles.paths import Roots, open_file
+from engine.tensorfiles.text import is_name, plain
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -114,9 +115,11 @@ def shards(folder: Path, roots: Roots | None) -> dict[Path, set[str] | None]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, TensorFileError):
             raise
-        raise TensorFileError(index, f"not a readable index: {error!r}") from error
+        raise TensorFileError(index, f"not a readable index: {plain(repr(error), 200)}") from error
     files: dict[Path, set[str] | None] = {}
     for name, file in pairs:
+        if not is_name(name) or not is_name(file):
+            raise TensorFileError(index, "holds what is no name of a tensor or a file")
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise TensorFileError(index, f"names no safetensors file of the folder: {file!r}")
         names = files.setdefault(folder / file, set())

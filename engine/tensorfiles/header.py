@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from engine.tensorfiles.errors import TensorFileError
+from engine.tensorfiles.text import is_name, plain
 
 MAX_HEADER_BYTES = 16 << 20  # 100,000 tensors take about 12 MB
 _LENGTH = struct.Struct("<Q")
@@ -71,6 +72,8 @@ def _entries(document: dict[str, object], first: int, size: int) -> dict[str, En
 
 
 def _entry(name: str, given: object, first: int) -> Entry:
+    if not is_name(name):
+        raise ValueError(f"{plain(name, 80)!r} is no name of a tensor")
     if not isinstance(given, dict):
         raise ValueError(f"tensor {name} is not described")
     dtype, shape, offsets = (given.get(key) for key in ("dtype", "shape", "data_offsets"))

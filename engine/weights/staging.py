@@ -22,6 +22,7 @@ from engine.models.llama import expected_shapes
 from engine.protocol import WeightsView
 from engine.protocol.operations import WeightUpdate
 from engine.tensorfiles.errors import TensorFileError
+from engine.tensorfiles.text import plain
 from engine.weights.background import Job
 from engine.weights.errors import WeightsError
 from engine.weights.sources import Opened
@@ -112,6 +113,6 @@ def why(error: BaseException | None) -> str:
     if error is None:
         return ""
     if isinstance(error, TOLD):
-        return str(error) or type(error).__name__
+        return plain(str(error)) or type(error).__name__
     log.error("staging failed", exc_info=error)
     return f"internal error: {type(error).__name__}; see the rank's log"

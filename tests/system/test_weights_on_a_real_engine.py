@@ -88,6 +88,7 @@ def upload(stack: Supervised, path: Path) -> str:
 
 
 def test_weights_from_disk_change_the_answer_and_the_return_restores_it(stack, models) -> None:
+    do(stack, "update_weights_from_disk", model_path=str(models / "one"), mode="retract")
     before = generate(stack)
     found = stack.api("GET", "/engines/local/checkpoints").json()
     assert {one["name"] for one in found["checkpoints"]} >= {"one", "two"}

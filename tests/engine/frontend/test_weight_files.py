@@ -14,7 +14,13 @@ from safetensors.torch import save_file
 
 from engine.config import EngineConfig
 from engine.frontend.weight_files import WeightFiles
-from engine.protocol import ErrorCode, ProtocolError
+from engine.protocol import (
+    CheckpointList,
+    ErrorCode,
+    ProtocolError,
+    Response,
+    encode_response,
+)
 from tests.engine.models.factories import random_weights, tiny_config, tiny_settings, write_folder
 
 DATA = random.Random(1).randbytes(1000)
@@ -108,7 +114,16 @@ def test_folders_under_the_roots_are_listed_with_what_is_wrong_with_them(
     write_folder(root / "group" / "deep", tiny_settings(), random_weights(tiny_config()))
     (root / ".hidden.123.tmp").mkdir()
     (root / ".hidden.123.tmp" / "config.json").write_text(json.dumps({}))
+    odd = os.fsencode(root) + b"/caf\xe9"  # no UTF-8: nothing that could be sent
+    os.mkdir(odd)  # noqa: PTH102 - bytes
+    (root / "two\nlines").mkdir()
+    for path in (odd + b"/config.json", os.fsencode(root / "two\nlines") + b"/config.json"):
+        with open(path, "w") as file:
+            file.write("{}")
     found = {one.name: one for one in files.checkpoints()}
+    encode_response(
+        Response(id="x", body=CheckpointList(roots=files.roots(), checkpoints=files.checkpoints()))
+    )
     assert found.keys() == {"good", "bad", "group/deep"}
     assert found["good"].problem == "" and found["good"].num_files == 1
     assert found["good"].num_tensors == len(random_weights(tiny_config()))

@@ -202,9 +202,11 @@ def test_a_trainer_that_dies_or_sends_too_little_changes_nothing(
 ) -> None:
     before, said = checksum(engine), words(engine)
     ranks = engine.pids("rank 0") + engine.pids("rank 1")
-    joined(engine, trainers, plan)
+    trainer = joined(engine, trainers, plan)
     started = time.monotonic()
     work = engine.busy(150)
+    if plan.startswith("die"):
+        trainer.say()
     answer = update(engine, receive_timeout=3, mode="drain", timeout=30)
     assert time.monotonic() - started < 10
     assert answer.status_code == 400 and "did not come" in answer.json()["message"]

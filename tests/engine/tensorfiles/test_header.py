@@ -59,6 +59,11 @@ def test_it_finds_what_the_library_wrote(tmp_path: Path) -> None:
         (b"[" * 100_000, b""),
         (b'{"a": 1}', b""),
         (b'{"a": {}, "a": {}}', b""),
+        (b'{"\\ud800": {}}', b""),  # half of a pair: no text
+        ({"a\0b": tensor(0, 4)}, b"1234"),
+        ({"\u202e": tensor(0, 4)}, b"1234"),
+        ({"x" * 600: tensor(0, 4)}, b"1234"),
+        ({"": tensor(0, 4)}, b"1234"),
         ({"a": tensor(0, 8)}, b"1234"),  # beyond the end
         ({"a": tensor(0, 4)}, b"12345678"),  # bytes of nobody
         ({"a": tensor(0, 4), "b": tensor(8, 12)}, b"x" * 12),  # a gap

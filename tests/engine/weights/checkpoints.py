@@ -139,6 +139,28 @@ def _index_out(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def _half_pair(folder: Path) -> None:
+    """A name that no encoder takes, and that ended every rank once."""
+    header = b'{"\\ud800": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+    data = len(header).to_bytes(8, "little") + header + bytes(4)
+    (folder / "model.safetensors").write_bytes(data)
+
+
+def _half_pair_in_the_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"\\udc00": "model.safetensors"}}'
+    )
+
+
+def _half_pair_in_the_config(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("LlamaForCausalLM", "\\ud800"))
+
+
+def _long_word(folder: Path) -> None:
+    _config(folder, hidden_act="x" * 2_000_000)
+
+
 def _pickled(folder: Path) -> None:
     torch.save(weights_of(2), folder / "model.safetensors")
 
@@ -161,5 +183,9 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "device": (_device, "not under an allowed weights root"),
     "link out of the root": (_link_out, "not under an allowed weights root"),
     "index out of the folder": (_index_out, "names no safetensors file of the folder"),
+    "half pair": (_half_pair, "is no name of a tensor"),
+    "half pair in the index": (_half_pair_in_the_index, "no name of a tensor"),
+    "half pair in the config": (_half_pair_in_the_config, "architectures"),
+    "long word": (_long_word, "hidden_act"),
     "pickle": (_pickled, "not a readable safetensors file"),
 }

@@ -1,9 +1,9 @@
 """A trainer as a process of its own: joins the engine's group as rank 0 and broadcasts tensors.
 
 Run as `python trainer.py MASTER_PORT WORLD_SIZE SEED PLAN`; reads nothing of the engine. PLAN is
-`all`, `flat`, `flat:SIZE` (buckets of so many tensors), `wide` (in float32, whatever was announced),
-`die:N` (SIGKILLs itself after N tensors), `stop:N` (lives on, sends no more after N) or `wait` (joins
-and sends when a line comes).
+`all`, `flat`, `flat:SIZE` (buckets of so many tensors), `wide` (in float32, whatever was said),
+`die:N` (when a line comes, it SIGKILLs itself after N tensors), `stop:N` (lives on, sends no more
+after N) or `wait` (joins and sends when a line comes).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(port: int, world: int, seed: int, plan: str) -> None:
             sys.stdin.readline()
             group.broadcast(flat, 0).wait()  # type: ignore[attr-defined]
     else:
-        if what == "wait":
+        if what in ("wait", "die"):
             sys.stdin.readline()
         for done, name in enumerate(names):
             if what in ("die", "stop") and done == int(count):
