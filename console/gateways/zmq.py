@@ -15,6 +15,7 @@ import structlog
 import zmq
 
 from console.gateways.base import Conversation, EngineSilent, Greeting
+from console.gateways.storable import storable
 from console.models import Engine
 from engine.client import EngineClient, EngineTimeout
 from engine.protocol import Command, ErrorCode, ProtocolError, Reply, Response
@@ -62,14 +63,15 @@ class ZMQConversation:
     def receive(self, *, timeout_s: float) -> Response | None:
         """The next response, or None."""
         try:
-            return self._client.receive(timeout_s=timeout_s)
+            response = self._client.receive(timeout_s=timeout_s)
         except ProtocolError as error:
             raise EngineSilent(f"unreadable answer: {error.message}") from error
+        return None if response is None else storable(response)
 
     def call(self, command: Command, *, timeout_s: float) -> Reply:
         """Send and wait for the one reply."""
         try:
-            return self._client.call(command, timeout_s=timeout_s)
+            return storable(self._client.call(command, timeout_s=timeout_s))
         except EngineTimeout as error:
             raise EngineSilent(str(error)) from error
         except ProtocolError as error:
