@@ -18,6 +18,7 @@ from console.params import (
     JobParams,
     PauseParams,
     ReleaseParams,
+    ResumeParams,
     TensorParams,
     WaitingParams,
     WeightParams,
@@ -233,7 +234,21 @@ def _state(view: EngineView, params: JobParams) -> list[Refusal]:
         found.append(
             Refusal("rank_not_ready", f"an update needs every rank; {names} cannot take part")
         )
-    return found
+    return [*found, *_memory(view, params)]
+
+
+def _memory(view: EngineView, params: JobParams) -> list[Refusal]:
+    """Memory that is released already, or never was."""
+    released = [str(tag) for tag in view.state.released] if view.online and view.state else None
+    if released is None or not isinstance(params, ReleaseParams | ResumeParams):
+        return []
+    gives = isinstance(params, ReleaseParams)
+    word = "already released" if gives else "not released"
+    return [
+        Refusal("invalid_argument", f"{tag} is {word}")
+        for tag in params.tags
+        if (tag in released) is gives
+    ]
 
 
 def _folder(view: EngineView, params: DiskParams) -> tuple[CheckpointView | None, list[Refusal]]:

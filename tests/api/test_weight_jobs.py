@@ -201,3 +201,21 @@ def test_an_engine_tells_what_it_serves(api, engine, seen, valkey):
     view = api.get("/api/v1/engines/local").json()
     assert {"weights", "weights_roots", "paused", "released", "needs_weights"} <= set(view)
     assert view["ranks"][0]["weight_checksum"] == rank_view(0).weight_checksum
+
+
+@pytest.mark.parametrize(
+    ("kind", "released", "accepted"),
+    [
+        ("release_memory", [], True),
+        ("release_memory", ["kv_cache"], False),
+        ("resume_memory", [], False),
+        ("resume_memory", ["kv_cache", "weights"], True),
+    ],
+)
+def test_a_dry_run_knows_which_memory_is_released(
+    post, engine, seen, valkey, kind, released, accepted
+):
+    seen(released=released)
+    body = {"engine": engine.name, "kind": kind, "params": GOOD[kind], "reason": "r"}
+    plan = post({**body, "params": {}}, path="/api/v1/jobs?dry_run=true").json()
+    assert plan["would_be_accepted"] is accepted, plan["refusals"]
