@@ -20,6 +20,7 @@ from engine.frontend.http_errors import HTTPError, json_response
 from engine.frontend.http_json import convert, parse, read_body, read_json
 from engine.frontend.http_operation import answered, refusal
 from engine.frontend.http_weights import UpdateOptions
+from engine.frontend.streams import unless_gone
 from engine.frontend.weight_sessions import LAPSE_S, Session, WeightSessions
 from engine.ipc.messages import ReceiveTensors
 from engine.protocol import (
@@ -250,7 +251,10 @@ async def init_group(request: Request) -> Response:
         raise HTTPError(
             400, "backend nccl needs CUDA; this engine computes on a CPU: use gloo", param="backend"
         )
-    why = await _sessions(request).join(group, frontend.config.dp_size, body.timeout)
+    joining = _sessions(request).join(group, frontend.config.dp_size, body.timeout)
+    why = await unless_gone(request, joining)
+    if why is None:
+        return Response(status_code=499)  # nobody will use the group: it is left again
     done = "Succeeded to initialize custom process group."
     return json_response({"success": not why, "message": why or done}, 400 if why else 200)
 

@@ -81,7 +81,7 @@ def _from_disk(config: EngineConfig, operation: UpdateWeightsFromDisk) -> Weight
         root, folder = resolve_beneath(operation.model_path, roots)
     except TensorFileError as error:
         raise ProtocolError(ErrorCode.INVALID_ARGUMENT, plain(str(error))) from error
-    if not is_name(folder.name):
+    if not all(map(is_name, folder.parts)):
         raise ProtocolError(
             ErrorCode.INVALID_ARGUMENT, f"{plain(str(folder))}: no name for a folder"
         )

@@ -166,7 +166,7 @@ def _read_json(path: Path, roots: Roots | None) -> Settings:
         parsed = json.loads(read_text(path, roots))
     except TensorFileError as error:
         raise ModelFileError(path, error.reason) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(path, f"not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise ModelFileError(path, "not a JSON object")

@@ -84,8 +84,11 @@ class Member:
 
 
 def _tell(said: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(said) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the rank is gone, and with it whoever wanted to know
+        os._exit(1)
 
 
 def _end_with(parent: int) -> None:

@@ -157,6 +157,10 @@ def _half_pair_in_the_config(folder: Path) -> None:
     path.write_text(path.read_text().replace("LlamaForCausalLM", "\\ud800"))
 
 
+def _deep(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+
+
 def _long_word(folder: Path) -> None:
     _config(folder, hidden_act="x" * 2_000_000)
 
@@ -186,6 +190,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "half pair": (_half_pair, "is no name of a tensor"),
     "half pair in the index": (_half_pair_in_the_index, "no name of a tensor"),
     "half pair in the config": (_half_pair_in_the_config, "architectures"),
+    "deep config": (_deep, "config.json"),
     "long word": (_long_word, "hidden_act"),
     "pickle": (_pickled, "not a readable safetensors file"),
 }
