@@ -22,6 +22,7 @@ def message_for(
             inc=inc,
             op=op,
             operation=current.operation,
+            mode=current.mode,
             new=current.new,
             timeout_s=current.timeout_s,
             lease_s=lease_s,

@@ -93,6 +93,7 @@ class Prepare(ToRank, frozen=True, kw_only=True, tag="prepare"):
 
     op: int
     operation: Operation
+    mode: Mode
     new: ServingState
     timeout_s: float  # as the caller asked; the lease is what counts
     lease_s: float

@@ -257,9 +257,13 @@ class Participant:
                 id=message.op,
                 operation=message.operation,
                 new=message.new,
+                mode=message.mode,
                 lease_until=now + message.lease_s + self._times.margin_s,
             )
-            self._host.stage(message.operation, message.new)
+            if message.mode is Mode.IF_IDLE and self.op.parks and not self._is_idle(self.op):
+                self._refuse_busy(self.op)  # at once: nothing is staged for it
+            else:
+                self._host.stage(message.operation, message.new)
         elif isinstance(message, Abort):
             self._seal(message.op)
             self._answer(message.op, Word.ABORTED)
@@ -340,13 +344,16 @@ class Participant:
             return
         op.phase = RankPhase.PARKING
         if message.mode is Mode.IF_IDLE and not self._is_idle(op):
-            op.phase, op.reason = RankPhase.REFUSED, "not idle"
-            self._answer(op.id, Word.REFUSED, att=op.att, message=op.reason)
+            self._refuse_busy(op)
         elif message.mode is Mode.RETRACT:
             op.interrupted += self._host.retract_running()
         elif message.mode is Mode.ABORT:
             op.interrupted += self._host.abort_running("aborted by an operation on this engine")
         self._try_park()
+
+    def _refuse_busy(self, op: OpenOperation) -> None:
+        op.phase, op.reason = RankPhase.REFUSED, "not idle"
+        self._answer(op.id, Word.REFUSED, att=op.att, message=op.reason)
 
     def _is_idle(self, op: OpenOperation) -> bool:
         """Fully idle; where new requests are held, those that wait hold no KV and may stay.

@@ -297,6 +297,7 @@ def test_an_update_that_may_not_wait_is_refused_while_busy_and_changes_nothing()
     assert result is not None and result.outcome is Outcome.FAILED
     assert result.message.startswith("not idle: rank 0 running=1 ")
     assert served(engine) == [OLD, OLD]
+    assert engine.ranks[0].weights.num_staged == 0  # it is known at once
     engine.finish(0)
     assert engine.ranks[0].seen.tokens("busy") == solo([1, 2, 3], 300, OLD)
 

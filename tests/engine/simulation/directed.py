@@ -39,6 +39,7 @@ def _park(world: World, rank: SimRank, att: int = 1, lease_s: float = 10.0) -> N
             inc=inc,
             op=1,
             operation=operation,
+            mode=Mode.WAIT,
             new=NEW,
             timeout_s=lease_s,
             lease_s=lease_s,
