@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import environment
 from environment import ROOT, VENV, say
+
+
+ENGINE_SIDE = ("tests/engine", "tests/bench")
 
 
 def main() -> int:
@@ -27,7 +31,9 @@ def main() -> int:
     _browser()
     checks = [] if rest else _static_checks()
     marks = [] if full or "-m" in rest else ["-m", "not slow"]
-    checks.append(("tests", [str(VENV / "bin" / "pytest"), *marks, *rest]))
+    pytest = [str(VENV / "bin" / "pytest"), *marks]
+    if rest:
+        checks.append(("tests", [*pytest, *rest]))
     for name, command in checks:
         started = time.monotonic()
         say(f"checking {name}")
@@ -35,7 +41,32 @@ def main() -> int:
         if status:
             say(f"{name} failed after {time.monotonic() - started:.0f} s")
             return status
-    return 0
+    return 0 if rest else _both_sides(pytest)
+
+
+def _both_sides(pytest: list[str]) -> int:
+    """Engine and console at once: each waits for its own processes more than it computes.
+
+    The engine's side is shown when it has ended, so that the two do not mix.
+    """
+    started = time.monotonic()
+    say("checking tests: the engine's, and beside them the console's, shown first")
+    with tempfile.TemporaryFile() as output:
+        engine = subprocess.Popen(
+            [*pytest, "--color=yes", *ENGINE_SIDE],
+            cwd=ROOT, env=_env(), stdout=output, stderr=output,
+        )  # fmt: skip
+        try:
+            ignored = [f"--ignore={path}" for path in ENGINE_SIDE]
+            console = subprocess.run([*pytest, *ignored], cwd=ROOT, env=_env(), check=False)
+            status = engine.wait()
+        finally:
+            engine.kill()
+        output.seek(0)
+        shutil.copyfileobj(output, sys.stdout.buffer)
+        sys.stdout.flush()
+    say(f"tests ended after {time.monotonic() - started:.0f} s")
+    return console.returncode or status
 
 
 def _static_checks() -> list[tuple[str, list[str]]]:

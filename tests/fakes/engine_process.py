@@ -58,7 +58,7 @@ class EngineProcess:
             headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
         )
 
-    def start(self) -> EngineProcess:
+    def start(self, *, is_awaited: bool = True) -> EngineProcess:
         """Start and wait until both ranks serve."""
         env = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
         env |= {"QUIESCE_ADMIN_API_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT)}
@@ -68,7 +68,8 @@ class EngineProcess:
             self.process = subprocess.Popen(
                 self.command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True
             )
-        self.until_serving()
+        if is_awaited:
+            self.until_serving()
         return self
 
     def until_serving(self, timeout_s: float = 60) -> None:
@@ -88,13 +89,13 @@ class EngineProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    def restart(self, *flags: str) -> None:
+    def restart(self, *flags: str, is_awaited: bool = True) -> None:
         """End it in order and start it on the same state, with more flags."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(20)
         self.command += flags
-        self.start()
+        self.start(is_awaited=is_awaited)
 
     def replace_flag(self, name: str, value: str) -> None:
         """Another value for the next start."""

@@ -178,6 +178,7 @@ def test_a_child_that_cannot_be_started_now_is_tried_again(
         run_dir=str(tmp_path),
         journal_path=str(tmp_path / "journal"),
         ext_cache_dir="",
+        weights_dir=str(tmp_path / "weights"),
         dp_size=1,
     )
     launcher = Launcher(config)

@@ -158,6 +158,33 @@ def test_what_was_pushed_outlives_a_restart_of_the_whole_engine(
     assert settled(engine)["desired_checksum"] != before["desired_checksum"]
 
 
+def test_a_pushed_folder_that_changed_while_the_engine_was_down_is_not_served(
+    engine: EngineProcess, root: Path, tmp_path: Path
+) -> None:
+    """Its checksum is recorded: every rank is fenced and says so, until somebody decides."""
+    moved = root / "pushed"
+    shutil.copytree(root / "other", moved)
+    assert update(engine, moved).status_code == 200  # type: ignore[union-attr]
+    recorded = settled(engine)["desired_checksum"]
+    shutil.copy(root / "third" / "model.safetensors", moved / "model.safetensors")
+    engine.restart(is_awaited=False)
+
+    def conditions() -> list[tuple[str, str]]:
+        try:
+            states = engine.client.get("/server_info").json()["internal_states"]
+        except httpx.TransportError:
+            return []
+        return [(state["condition"], state["note"]) for state in states]
+
+    wait_until(lambda: [one for one, _ in conditions()] == ["fenced", "fenced"], 40)
+    assert all(f"not {recorded}" in note for _, note in conditions())
+    assert engine.client.get("/health").status_code == 503
+    shutil.copy(root / "other" / "model.safetensors", moved / "model.safetensors")
+    assert engine.admin("POST", "/operations/repair").status_code == 200
+    assert settled(engine)["desired_checksum"] == recorded
+    shutil.rmtree(moved)
+
+
 def test_another_model_on_the_command_line_is_served(engine: EngineProcess, root: Path) -> None:
     update(engine, root / "other")
     pushed = settled(engine)["desired_checksum"]

@@ -406,7 +406,7 @@ def streams(engine: EngineProcess, count: int, tokens: int) -> list[Background]:
 
 @pytest.mark.parametrize("mode", ["retract", "drain", "abort"])
 def test_streams_live_through_an_update(engine: EngineProcess, root: Path, mode: str) -> None:
-    tokens = 250 if mode == "drain" else 600
+    tokens = 250 if mode == "drain" else 1500
     work = streams(engine, 8, tokens)
     wait_until(lambda: sum(r["num_running_reqs"] for r in engine.loads()) == 8, 10)
     answer = update(engine, root / "other", mode=mode, timeout=30, weight_version="new")
@@ -628,7 +628,7 @@ def test_pause_abort_update_continue(
     engine: EngineProcess, root: Path, fresh: dict[str, Told]
 ) -> None:
     """W08 c."""
-    work = streams(engine, 8, 600)
+    work = streams(engine, 8, 1500)
     wait_until(lambda: sum(r["num_running_reqs"] for r in engine.loads()) == 8, 10)
     paused = engine.admin("POST", "/pause_generation", json={"mode": "abort"})
     assert paused.json()["interrupted"] == 8
@@ -665,3 +665,20 @@ def test_a_paused_backlog_is_flushed_and_loses_nothing(engine: EngineProcess) ->
     outputs = [one.result()["output_ids"] for one in work]
     assert all(len(ids) == 150 or ids[-1] == 2 for ids in outputs)
     assert outputs[:6] == alone
+
+
+def test_a_request_that_never_steps_again_is_reaped(engine: EngineProcess) -> None:
+    """F07: without another forward pass, whose pages are then free."""
+    work = engine.busy(1500)
+    assert engine.admin("POST", "/pause_generation", json={"mode": "in_place"}).status_code == 200
+    started = time.monotonic()
+    stuck = engine.flush(timeout=2)
+    assert stuck.status_code == 400 and 1.5 < time.monotonic() - started < 3
+    assert "running=1" in stuck.json()["message"]
+    assert engine.admin("POST", "/abort_request", json={"abort_all": True}).json() == {"aborted": 1}
+    assert work.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert engine.flush(timeout=5).status_code == 200
+    time.sleep(0.6)
+    for state in engine.client.get("/server_info").json()["internal_states"]:
+        assert state["kv"]["free_pages"] == state["kv"]["total_pages"]
+    assert engine.admin("POST", "/continue_generation", json={}).status_code == 200

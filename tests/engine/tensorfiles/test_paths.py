@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def test_a_folder_swapped_for_a_link_again_and_again_never_leads_out(root: Path)
             (root / "model").symlink_to(outside)
             (root / "model").unlink()
             (root / "aside").rename(root / "model")
+            time.sleep(0.0005)  # or nobody would ever find the folder
 
     thread = threading.Thread(target=swap)
     thread.start()
