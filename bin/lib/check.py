@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import environment
 from environment import ROOT, VENV, say
 
-
 ENGINE_SIDE = ("tests/engine", "tests/bench")
 
 
