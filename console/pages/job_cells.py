@@ -77,8 +77,7 @@ def _rank_cells(job: Job, row: JobRankResult) -> Cells:
     else:
         done = kind_words(job.kind).done
         note = row.message or (done if row.state == RankState.SUCCEEDED else "–")
-        if row.interrupted:
-            note = f"{note}; {row.interrupted} requests disturbed"
+        note = words.with_interrupted(row, note)
     return {
         f"sq-{row.dp_rank}": _square(job, row),
         f"{key}-st": state(words.part_word(job, row)),

@@ -127,7 +127,7 @@ class WeightsPanel:
             ("Held", "not known" if held is None else f"{held:.0f} requests, released in order"),
             ("Staged", "not known" if staged_s is None else fine(staged_s)),
             ("Bytes", size(total) if total else "not known"),
-            ("Swap", f"at most {fine(max(effects))} a rank" if effects else "none"),
+            ("Swap", f"{fine(max(effects))} on the slowest rank" if effects else "none"),
             ("Served before", f"{before.version} {before.checksum[:8]}" if before else "not known"),
         ]
         return format_html_join("", '<dt>{}</dt><dd class="num-l">{}</dd>', facts)

@@ -84,8 +84,7 @@ def weight_rank_cells(job: Job, row: JobRankResult) -> Cells:
     is_staged = what in ("verify", "ready")
     checked = {"verify": done, "ready": total}.get(what)
     note = _note(job, row, word)
-    if row.interrupted:
-        note = f"{note}; {row.interrupted} requests disturbed"
+    note = words.with_interrupted(row, note)
     return {
         f"{key}-st": state(word),
         f"{bars}-stage": progress(total if is_staged else done if what else None, total),

@@ -53,6 +53,15 @@ def part_word(job: Job, row: JobRankResult) -> str:
     return rank_result_word(row.state)
 
 
+def with_interrupted(row: JobRankResult, note: str) -> str:
+    """The note of a rank, and how many requests it put back or ended for the job."""
+    count = row.interrupted
+    if not count:
+        return note
+    said = "1 request interrupted" if count == 1 else f"{count} requests interrupted"
+    return said if note in ("", "–") else f"{note}; {said}"
+
+
 def heard_at(view: EngineView) -> datetime | None:
     """When the engine was last heard; None when it never was."""
     return view.observed_at if view.state is not None else None

@@ -37,7 +37,7 @@ SHOTS = ROOT / "docs" / "screenshots"
 WITH_SHOTS = os.environ.get("QUIESCE_SCREENSHOTS") == "1"
 QUESTION = "What is the capital of Italy?"
 NUM_CLIENTS = 8
-NUM_TOKENS = 700
+NUM_TOKENS = 2500  # staging beside eight streams takes some seconds
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +164,8 @@ def test_new_weights_under_load_and_back(chromium, quiesce, pirate, smollm2_dir)
     first, first_chat, before = ask(tab), chat(quiesce), checksums(quiesce)
     assert len(before) == 1 and "Arr" not in first_chat
 
+    shoot(chromium, quiesce, "weights-new", "/weights/new?engine=local")
+
     streams = [Stream(quiesce, number) for number in range(NUM_CLIENTS)]
     for stream in streams:
         stream.start()
@@ -175,7 +177,6 @@ def test_new_weights_under_load_and_back(chromium, quiesce, pirate, smollm2_dir)
     page.fill("#w-path", f"{smollm2_dir.name}-pirate")
     until(lambda: "headers are in order" in tab.text("#plan"), page, 20)
     page.check("[name=mode][value=retract]")
-    shoot(chromium, quiesce, "weights-new", "/weights/new?engine=local")
     confirm(tab, "The crew asked for a pirate")
     job_id = page.url.rpartition("/")[2]
     until(lambda: tab.text("#job-st") == "succeeded", page, 60)
