@@ -96,9 +96,7 @@ class Journal:
             os.posix_fallocate(self._fd, self._end, _RESERVE_BYTES)
             os.fsync(self._fd)
         except OSError as error:
-            raise JournalFullError(
-                error.errno, f"journal: {os.strerror(error.errno or 0)}"
-            ) from error
+            raise _full(error) from error
         self._reserved = wanted
 
     def append(self, record: Record, *, sync: bool = True) -> None:
@@ -112,9 +110,7 @@ class Journal:
         except OSError as error:
             with contextlib.suppress(OSError):  # the length decides: without it nothing was said
                 os.pwrite(self._fd, b"\0" * _HEADER.size, self._end)
-            raise JournalFullError(
-                error.errno, f"journal: {os.strerror(error.errno or 0)}"
-            ) from error
+            raise _full(error) from error
         self._end += len(frame)
         self.index.apply(record)
 

@@ -25,7 +25,7 @@ from engine.weights.background import Background, Job
 from engine.weights.errors import WeightsError
 from engine.weights.group import TrainerGroups
 from engine.weights.sources import Opened, from_disk, from_start, from_upload
-from engine.weights.staging import Staged, is_checked, stage, why
+from engine.weights.staging import Staged, stage, why
 
 Update = UpdateWeightsFromDisk | UpdateWeightsFromTensor | UpdateWeightsFromDistributed
 Told = Callable[[WeightsView | None, str], None]  # the weights in full, or why there are none
@@ -74,7 +74,7 @@ class WeightKeeper:
                 self._opened(operation, job),
                 self._runner,
                 weights,
-                is_checked=is_checked(operation),
+                is_checked=not operation.allow_nonfinite,
                 expected=operation.expected_checksum or "",
             )
             if isinstance(operation, UpdateWeightsFromDistributed):

@@ -20,7 +20,6 @@ from engine.models.digest import Digest, DigestingSource
 from engine.models.errors import ModelError
 from engine.models.llama import expected_shapes
 from engine.protocol import WeightsView
-from engine.protocol.operations import WeightUpdate
 from engine.tensorfiles.errors import TensorFileError
 from engine.tensorfiles.text import plain
 from engine.weights.background import Job
@@ -92,11 +91,6 @@ def served_bytes(loader: Loader) -> int:
     """What a copy of the weights takes as it is served, whatever it was stored as."""
     shapes = expected_shapes(loader.config).values()
     return sum(math.prod(shape) for shape in shapes) * int(loader.dtype.itemsize)
-
-
-def is_checked(operation: WeightUpdate) -> bool:
-    """Weights with NaN or infinity are refused unless the caller wants them."""
-    return not operation.allow_nonfinite
 
 
 def _refuse_without_room(size_bytes: int) -> None:
