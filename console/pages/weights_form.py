@@ -28,7 +28,7 @@ KINDS = {
     "distributed": JobKind.UPDATE_WEIGHTS_FROM_DISTRIBUTED,
 }
 MODES = (
-    (Mode.IF_IDLE, "Only if every rank is idle once staged; otherwise refused, nothing changed."),
+    (Mode.IF_IDLE, "Only if every rank is idle, now and once staged; else nothing changed."),
     (Mode.WAIT, "Requests go on; swap at the first moment every rank is idle in time."),
     (Mode.DRAIN, "Hold new requests, let running ones finish, then swap."),
     (
