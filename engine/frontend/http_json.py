@@ -7,8 +7,6 @@ used", and refused by name otherwise; a field nobody knows is refused. One rule 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -17,13 +15,13 @@ import msgspec
 from starlette.requests import Request
 
 from engine.frontend.http_errors import HTTPError
+from engine.protocol import strict_json
 
 MAX_BODY_BYTES = 32 << 20
 BODY_S = 120.0
 _T = TypeVar("_T")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"unknown field `(.*?)`")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 async def read_body(request: Request) -> bytes:
@@ -64,52 +62,15 @@ async def read_json(
 def parse(body: bytes) -> object:
     """Strict JSON in UTF-8. Raises HTTPError 400."""
     try:
-        document = json.loads(
-            body.decode(),
-            object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-            parse_int=_integer,
-            parse_float=_finite,
-        )
-        if b"\\u" in body and _SURROGATE.search(json.dumps(document, ensure_ascii=False)):
-            raise ValueError("an escape is half of a surrogate pair, which is no character")
-    except (ValueError, RecursionError) as error:
-        text = "nested too deeply" if isinstance(error, RecursionError) else _shown(str(error))
+        return strict_json.parse(body.decode())
+    except ValueError as error:
+        text = _shown(str(error))
         raise HTTPError(400, f"the body is no valid JSON: {text[:200]}") from error
-    return document
 
 
 def _shown(text: str) -> str:
     """A message that may quote the body, as text that can be sent."""
     return text.encode(errors="backslashreplace").decode()
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"duplicate key {twice!r}")
-    return found
-
-
-def _no_constant(text: str) -> object:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-def _integer(text: str) -> int:
-    """msgspec 0.23 ends the process when it makes a float of an integer that is too large."""
-    value = int(text)
-    if not -(1 << 63) <= value < 1 << 64:
-        raise ValueError(f"the integer {text[:20]}… does not fit 64 bits")
-    return value
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is no finite number")
-    return value
 
 
 def convert(

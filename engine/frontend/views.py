@@ -33,7 +33,11 @@ def rank_view(
         note=seen.view.note if seen else "",
         prefill_tokens_per_s=stats.prefill_tokens_per_s if stats else None,
         staging=stats.staging if stats else None,
-        storage_backend=state.storage_backend if state else None,
+        storage_backend=(
+            state.storage_backend.backend.value if state and state.storage_backend else None
+        ),
+        host=stats.host if stats else None,
+        storage=stats.storage if stats else None,
         kv=stats.kv if stats else None,
         hit_rate=stats.hit_rate if stats else None,
         decode_tokens_per_s=stats.decode_tokens_per_s if stats else 0.0,

@@ -12,13 +12,17 @@ import msgspec
 
 from engine.ipc.sampling import SamplingParams
 from engine.protocol import (
+    CachePolicies,
+    HostUsage,
     KVUsage,
     MemoryTag,
     Mode,
     Operation,
     PauseMode,
     Places,
+    RankStorage,
     Staging,
+    StorageView,
     TrainerGroup,
     WeightsView,
 )
@@ -32,7 +36,8 @@ class ServingState(Struct, frozen=True, kw_only=True):
     """What an operation may change for good, and what a rank must prove before it serves."""
 
     weights: WeightsView = WeightsView(version="default")
-    storage_backend: str | None = None
+    storage_backend: StorageView | None = None
+    policies: CachePolicies = CachePolicies()
     paused: PauseMode | None = None
     released: tuple[MemoryTag, ...] = ()
     needs_weights: bool = False  # the memory of its weights is back, their contents are not
@@ -250,6 +255,14 @@ class FromRank(Struct, frozen=True, kw_only=True):
     n: int
 
 
+class TierTokens(Struct, frozen=True, kw_only=True):
+    """Prompt tokens that were found cached, by the tier that held them."""
+
+    device: int = 0
+    host: int = 0
+    storage: int = 0
+
+
 class RankStats(Struct, frozen=True, kw_only=True):
     """Counts and gauges of one rank; counters only grow within an incarnation."""
 
@@ -271,6 +284,11 @@ class RankStats(Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: float | None = None
     staging: Staging | None = None
     empty_cache_total: int = 0  # times cached device memory was given back
+    host: HostUsage | None = None
+    storage: RankStorage | None = None
+    hit_tokens: TierTokens = TierTokens()
+    backup_tokens_total: int = 0  # copied to the host
+    backup_dropped_tokens_total: int = 0  # not copied: no room on the host
 
 
 class Report(FromRank, frozen=True, kw_only=True, tag="report"):
@@ -323,6 +341,7 @@ class TokenOut(Struct, frozen=True, kw_only=True):
     logprobs: list[LogprobEntry] = []
     prompt_logprobs: list[LogprobEntry] = []
     cached_tokens: int = 0
+    cached: TierTokens = TierTokens()  # the same, by tier
     retractions: int = 0
     weight_version: str = ""
     finish: FinishReason | None = None

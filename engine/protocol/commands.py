@@ -98,6 +98,18 @@ class Upload(Struct, frozen=True, kw_only=True, tag="upload"):
     total_bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
+class KeepSecrets(Struct, frozen=True, kw_only=True, tag="keep_secrets"):
+    """Values that no job, log or event may hold, for an AttachStorage that names them.
+
+    `values` maps a setting, or "RANK.setting" for one rank, to its value. Answered by SecretsKept.
+    """
+
+    name: OperationId
+    values: Annotated[
+        dict[str, Annotated[str, msgspec.Meta(max_length=4096)]], msgspec.Meta(max_length=256)
+    ]
+
+
 Command = (
     Hello
     | Submit
@@ -110,6 +122,7 @@ Command = (
     | Replay
     | ListCheckpoints
     | Upload
+    | KeepSecrets
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.protocol.base import Struct
+from engine.protocol.storage import BackendView, CachePolicies, HostLayout, StorageRoot, StorageView
 from engine.protocol.types import OperationResult, OperationView, RankView
 from engine.protocol.weights import MemoryTag, PauseMode, WeightsRoot, WeightsView
 
@@ -25,6 +26,12 @@ class EngineState(Struct, frozen=True, kw_only=True):
     weights_roots: list[WeightsRoot] = []
     paused: PauseMode | None = None
     released: list[MemoryTag] = []
+    storage: StorageView | None = None  # what every rank is to have attached; None: nothing
+    policies: CachePolicies = CachePolicies()
+    hierarchical: bool = False  # it has an L2, so that a backend can be attached
+    host_layout: HostLayout = HostLayout.PAGE_FIRST
+    storage_roots: list[StorageRoot] = []
+    backends: list[BackendView] = []
     needs_weights: bool = False  # their memory is back, their contents are not: nothing is served
 
 

@@ -10,6 +10,13 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from engine.protocol.base import Struct
+from engine.protocol.storage import (
+    ConfigId,
+    ConfigText,
+    PrefetchPolicy,
+    StorageBackend,
+    WritePolicy,
+)
 from engine.protocol.types import OperationId, OperationKind
 from engine.protocol.weights import MemoryTag, PauseMode
 
@@ -136,6 +143,45 @@ class ResumeMemory(Struct, frozen=True, kw_only=True, tag="resume_memory"):
     kind: ClassVar[OperationKind] = OperationKind.RESUME_MEMORY
 
 
+class AttachStorage(Struct, frozen=True, kw_only=True, tag="attach_storage"):
+    """Give every rank an L3. The same backend with the same settings changes policies only;
+    another backend, or other settings, are refused unless `replace` is set."""
+
+    backend: StorageBackend
+    config: ConfigText = ""  # a JSON object; "" for none, or for what is attached now
+    rank_configs: dict[str, ConfigText] = {}  # DP rank → JSON object laid over `config`
+    config_id: ConfigId = ""  # settings that this engine knows already, instead of the two
+    secrets: Annotated[str, msgspec.Meta(max_length=64)] = ""  # name of a KeepSecrets
+    prefetch_policy: PrefetchPolicy | None = None  # None: as it is
+    write_policy: WritePolicy | None = None
+    replace: bool = False  # detach what is attached, in the same operation
+    kind: ClassVar[OperationKind] = OperationKind.ATTACH_STORAGE_BACKEND
+
+
+class DetachStorage(Struct, frozen=True, kw_only=True, tag="detach_storage"):
+    """Take the L3 away; what is in it stays. With nothing attached it succeeds, changing nothing.
+
+    `force` does not wait for idle: transfers in flight are given up, requests go on without them.
+    """
+
+    force: bool = False
+    kind: ClassVar[OperationKind] = OperationKind.DETACH_STORAGE_BACKEND
+
+
+class ClearStorage(Struct, frozen=True, kw_only=True, tag="clear_storage"):
+    """Delete what this engine's ranks keep in the attached backend. Not to be undone."""
+
+    kind: ClassVar[OperationKind] = OperationKind.CLEAR_STORAGE_BACKEND
+
+
+class SetCachePolicies(Struct, frozen=True, kw_only=True, tag="set_cache_policies"):
+    """Change when pages are copied and how long requests wait for them, while serving."""
+
+    prefetch_policy: PrefetchPolicy | None = None
+    write_policy: WritePolicy | None = None
+    kind: ClassVar[OperationKind] = OperationKind.SET_CACHE_POLICIES
+
+
 class Repair(Struct, frozen=True, kw_only=True, tag="repair"):
     """Bring every living rank to the desired state; the only operation while one is fenced."""
 
@@ -149,6 +195,7 @@ UNPARKED = frozenset(
         OperationKind.PAUSE_GENERATION,
         OperationKind.CONTINUE_GENERATION,
         OperationKind.RESUME_MEMORY,
+        OperationKind.SET_CACHE_POLICIES,
     }
 )
 WEIGHT_UPDATES = frozenset(
@@ -170,5 +217,16 @@ Operation = (
     | AbortRequests
     | ReleaseMemory
     | ResumeMemory
+    | AttachStorage
+    | DetachStorage
+    | ClearStorage
+    | SetCachePolicies
     | Repair
 )
+
+
+def parks(operation: Operation) -> bool:
+    """It waits until every rank is idle, and they admit nothing while it commits."""
+    if isinstance(operation, DetachStorage) and operation.force:
+        return False
+    return operation.kind not in UNPARKED

@@ -87,6 +87,13 @@ class Uploaded(Struct, frozen=True, kw_only=True, tag="uploaded"):
     received_bytes: int
 
 
+class SecretsKept(Struct, frozen=True, kw_only=True, tag="secrets_kept"):
+    """Answer to KeepSecrets. A fingerprint tells two values apart, and nothing about either."""
+
+    name: str
+    fingerprints: dict[str, str]
+
+
 class Failure(Struct, frozen=True, kw_only=True, tag="failure"):
     """The command was refused; nothing changed."""
 
@@ -107,6 +114,7 @@ Reply = (
     | EventList
     | CheckpointList
     | Uploaded
+    | SecretsKept
     | Failure
 )
 

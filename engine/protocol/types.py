@@ -12,9 +12,10 @@ from typing import Annotated
 import msgspec
 
 from engine.protocol.base import Struct
+from engine.protocol.storage import CachePolicies, HostUsage, RankStorage, StorageView
 from engine.protocol.weights import Staging, WeightsView
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # The longest a waiting operation may be asked to wait, in seconds (one day).
 MAX_TIMEOUT_S = 86_400.0
@@ -61,6 +62,10 @@ class OperationKind(StrEnum):
     ABORT_REQUESTS = "abort_requests"
     RELEASE_MEMORY = "release_memory"
     RESUME_MEMORY = "resume_memory"
+    ATTACH_STORAGE_BACKEND = "attach_storage_backend"
+    DETACH_STORAGE_BACKEND = "detach_storage_backend"
+    CLEAR_STORAGE_BACKEND = "clear_storage_backend"
+    SET_CACHE_POLICIES = "set_cache_policies"
     REPAIR = "repair"
 
 
@@ -167,6 +172,8 @@ class RankView(Struct, frozen=True, kw_only=True):
     note: str = ""  # what it said about that, e.g. why it could not load the desired weights
     prefill_tokens_per_s: float | None = None  # while it last prefilled; None when it never did
     staging: Staging | None = None
+    host: HostUsage | None = None  # L2; None where the hierarchical cache is off
+    storage: RankStorage | None = None  # L3; None where nothing is attached
 
 
 class RankResult(Struct, frozen=True, kw_only=True):
@@ -200,6 +207,7 @@ class OperationView(Struct, frozen=True, kw_only=True):
     held_since_clock_s: float | None = None  # when requests began to be held
     staged_clock_s: float | None = None  # when every rank had staged
     weights: WeightsView | None = None  # what it is to serve, as far as that is known
+    storage: StorageView | None = None  # the backend that will be attached
 
 
 class OperationResult(Struct, frozen=True, kw_only=True):
@@ -216,6 +224,10 @@ class OperationResult(Struct, frozen=True, kw_only=True):
     epoch: str
     weights: WeightsView | None = None  # what the engine serves now, where that could change
     weights_before: WeightsView | None = None
+    storage: StorageView | None = None  # attached now, where that could change
+    storage_before: StorageView | None = None
+    policies: CachePolicies | None = None  # in force now, where they could change
+    policies_before: CachePolicies | None = None
     interrupted: int = 0  # requests that were retracted or aborted
     held_requests: int = 0  # that waited when the end was recorded
     # From the first rank that stopped admitting, or the first held request, to the recorded end.
