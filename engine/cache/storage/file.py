@@ -1,7 +1,8 @@
 """Storage in a folder: `<root>/<model>-<identity>/rank-<dp_rank>/`, in packed segments.
 
-Each rank writes into its own folder, which it holds locked, and reads all of them. What survives a
-crash is decided by each record's checksum. See `file_segments.py`, `file_writer.py`, `file_index.py`.
+Each rank writes into its own folder, which it holds locked, and reads all of them. What survives
+a crash is decided by each record's checksum. See also `file_segments.py`, `file_writer.py` and
+`file_index.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,31 @@
+"""A bed for each backend; one that lacks its package says so and is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.cache.storage.beds import BEDS, Bed
+
+
+def _run(name: str, folder: Path) -> Iterator[Bed]:
+    made = BEDS[name](folder)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(params=sorted(BEDS))
+def bed(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Bed]:
+    """A backend's test bed, its server running."""
+    yield from _run(request.param, short_dir)
+
+
+@pytest.fixture(params=sorted(name for name, kind in BEDS.items() if kind.has_server))
+def served(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Bed]:
+    """One that has a server of its own."""
+    yield from _run(request.param, short_dir)
