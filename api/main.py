@@ -15,6 +15,7 @@ from api.auth import AUTH
 from api.parser import StrictParser
 from api.problems import problem, problem_of
 from api.routers.audit import router as audit_router
+from api.routers.backends import router as backends_router
 from api.routers.engines import router as engines_router
 from api.routers.jobs import router as jobs_router
 from api.routers.uploads import router as uploads_router
@@ -37,6 +38,7 @@ api = NinjaAPI(
     docs=Swagger(settings={"persistAuthorization": False}),
 )
 api.add_router("/engines", engines_router)
+api.add_router("/backends", backends_router)
 api.add_router("/jobs", jobs_router)
 api.add_router("/uploads", uploads_router)
 api.add_router("/audit", audit_router)
@@ -50,7 +52,7 @@ def on_console_error(request: HttpRequest, error: ConsoleError) -> HttpResponse:
 
 def _path(item: dict[str, Any]) -> str:
     """Which field, as the sender wrote it: without where it came in and which schema was taken."""
-    parts = [str(part) for part in item["loc"][1:]]
+    parts = [str(part)[:64] for part in item["loc"][1:]]
     if parts[:1] == ["body"]:
         parts = parts[1:]
     if parts[:1] and parts[0] in JobKind.values:

@@ -29,6 +29,10 @@ class JobKind(TextChoices):
     ABORT_REQUESTS = "abort_requests", "Abort requests"
     RELEASE_MEMORY = "release_memory", "Release memory"
     RESUME_MEMORY = "resume_memory", "Resume memory"
+    ATTACH_STORAGE_BACKEND = "attach_storage_backend", "Attach a storage backend"
+    DETACH_STORAGE_BACKEND = "detach_storage_backend", "Detach the storage backend"
+    CLEAR_STORAGE_BACKEND = "clear_storage_backend", "Delete what the storage backend holds"
+    SET_CACHE_POLICIES = "set_cache_policies", "Set cache policies"
     REPAIR = "repair", "Repair"
 
 
@@ -129,8 +133,22 @@ WEIGHT_UPDATES = frozenset(
 )
 # What may change which weights a rank serves, or how they are called.
 WEIGHT_KINDS = WEIGHT_UPDATES | {JobKind.UPDATE_WEIGHT_VERSION, JobKind.REPAIR}
-# These wait for idle, in a mode that the asker chooses; the others take effect at once.
-WAITING_KINDS = WEIGHT_UPDATES | {JobKind.FLUSH_CACHE, JobKind.RELEASE_MEMORY}
+# What may change which storage backend (L3) is attached, what is in it, or what decides on copies.
+STORAGE_KINDS = frozenset(
+    {
+        JobKind.ATTACH_STORAGE_BACKEND,
+        JobKind.DETACH_STORAGE_BACKEND,
+        JobKind.CLEAR_STORAGE_BACKEND,
+        JobKind.SET_CACHE_POLICIES,
+    }
+)
+# These wait for idle, in a mode that the asker chooses; the others take effect at once. A detach
+# that is forced does not wait either.
+WAITING_KINDS = (
+    WEIGHT_UPDATES
+    | {JobKind.FLUSH_CACHE, JobKind.RELEASE_MEMORY}
+    | STORAGE_KINDS - {JobKind.SET_CACHE_POLICIES}
+)
 # Carried out while another one waits: it holds no engine, and none holds it up.
 SHARED_KINDS = frozenset({JobKind.ABORT_REQUESTS})
 

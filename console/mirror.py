@@ -9,10 +9,18 @@ from engine.protocol import (
     Event,
     OperationChanged,
     OperationEnded,
+    RankStorage,
     StateChanged,
 )
 
 OFFLINE_AFTER_S = 2.0
+
+
+def _tier(storage: RankStorage | None) -> object:
+    """What of a rank's backend is no mere counter."""
+    if storage is None:
+        return None
+    return (storage.backend, storage.config_id, storage.breaker, storage.drifts, storage.last_error)
 
 
 class EngineMirror:
@@ -84,6 +92,8 @@ class EngineMirror:
                 (rank.online, rank.idle, rank.proven, rank.weight_version, rank.weight_checksum)
                 for rank in state.ranks
             ),
+            tuple(_tier(rank.storage) for rank in state.ranks),
+            (state.storage, state.policies),
             (state.paused, tuple(state.released), state.needs_weights, state.weights),
             None
             if pending is None

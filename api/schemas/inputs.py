@@ -37,10 +37,14 @@ class JobBase(Strict):
     params: JobParams
 
 
+# None of their fields is required, but one of two is.
+_SAY_SOMETHING = frozenset({JobKind.ABORT_REQUESTS, JobKind.SET_CACHE_POLICIES})
+
+
 def _job_schema(kind: JobKind, params: type[JobParams]) -> Any:
     """The body of one kind. `params` may be left out where nothing in them is required."""
     needed = any(field.is_required() for field in params.model_fields.values())
-    needed = needed or kind == JobKind.ABORT_REQUESTS
+    needed = needed or kind in _SAY_SOMETHING
     name = f"{params.__name__.removesuffix('Params')}JobIn"
     return create_model(
         name,

@@ -56,10 +56,76 @@ class WeightsOut(Schema):
 
 
 class RootOut(Schema):
-    """A folder of the engine's host under which weights may be loaded."""
+    """A folder of the engine's host under which weights may be loaded, or a backend keep files."""
 
     label: str
     path: str
+
+
+class HostOut(Schema):
+    """Pages of one rank's L2."""
+
+    total_pages: int
+    free_pages: int
+    evictable_pages: int
+    locked_pages: int
+    held_pages: int
+    page_bytes: int
+    layout: str
+
+
+class RankStorageOut(Schema):
+    """What one rank says of its storage backend (L3); counters grow from the attach on.
+
+    `config_hash` is of its own settings, its overrides and secrets included; `drifts`: they are
+    not what it should have.
+    """
+
+    backend: str
+    config_id: str
+    config_hash: str
+    breaker: str
+    retry_in_s: float | None
+    hit_pages: int
+    miss_pages: int
+    corrupt_pages: int
+    read_bytes: int
+    written_pages: int
+    written_bytes: int
+    dropped_pages: int
+    errors: int
+    last_error: str
+    last_error_age_s: float | None
+    hit_rate: float | None
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    stored_pages: int | None
+    used_bytes: int | None
+    capacity_bytes: int | None
+    drifts: bool
+
+
+class AttachedOut(Schema):
+    """A storage backend with its settings; a secret is its fingerprint."""
+
+    backend: str
+    config: dict[str, Any]
+    rank_configs: dict[str, dict[str, Any]]
+    config_id: str
+
+
+class PoliciesOut(Schema):
+    """When pages are copied between tiers, and how long requests wait for them."""
+
+    write_policy: str
+    prefetch_policy: str
+
+
+class BackendProblemOut(Schema):
+    """A backend that an engine knows; `problem` says why it cannot be attached there."""
+
+    backend: str
+    problem: str
 
 
 class RankOut(Schema):
@@ -75,6 +141,8 @@ class RankOut(Schema):
     note: str
     staging: StagingOut | None
     storage_backend: str | None
+    host: HostOut | None
+    storage: RankStorageOut | None
     kv: KVOut | None
     proven: bool
     running: int
@@ -148,6 +216,12 @@ class EngineOut(Schema):
     paused: str | None
     released: list[str]
     needs_weights: bool | None
+    storage: AttachedOut | None
+    policies: PoliciesOut | None
+    hierarchical: bool | None
+    host_layout: str | None
+    storage_roots: list[RootOut]
+    backends: list[BackendProblemOut]
     note: str
     version: int
     links: dict[str, str]

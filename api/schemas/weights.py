@@ -6,7 +6,7 @@ from typing import Any
 
 from ninja import Schema
 
-from api.schemas.outputs import RootOut, WeightsOut
+from api.schemas.outputs import AttachedOut, RootOut, WeightsOut
 
 
 class CheckpointOut(Schema):
@@ -97,6 +97,7 @@ class PlanOut(Schema):
     refusals: list[RefusalOut]
     num_ranks: int
     served: WeightsOut | None
+    storage: AttachedOut | None
     cache_lost: list[CacheOut]
     recompute_rank_s: SpanOut | None
     running: int

@@ -11,6 +11,7 @@ from console.params.control import (
     ResumeParams,
 )
 from console.params.registry import PARAMS, params_from, params_of
+from console.params.storage import AttachParams, ClearParams, DetachParams, PoliciesParams
 from console.params.weights import (
     DiskParams,
     DistributedParams,
@@ -23,12 +24,16 @@ from console.params.weights import (
 __all__ = [
     "PARAMS",
     "AbortParams",
+    "AttachParams",
+    "ClearParams",
     "ContinueParams",
+    "DetachParams",
     "DiskParams",
     "DistributedParams",
     "FlushParams",
     "JobParams",
     "PauseParams",
+    "PoliciesParams",
     "ReleaseParams",
     "RepairParams",
     "ResumeParams",

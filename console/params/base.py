@@ -5,6 +5,7 @@ Knows the protocol's operations; knows no rows but by what is stored of it (`sto
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -39,7 +40,8 @@ Text = Annotated[str, AfterValidator(no_nul)]
 class JobParams(BaseModel):
     """What a job is asked to do. Its fields are all that is stored of a request's `params`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # What was sent may be a secret, also where it does not belong: no error repeats it.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
     kind: ClassVar[JobKind]
 
     def operation(self, *, job_id: str) -> Operation:
@@ -53,6 +55,25 @@ class JobParams(BaseModel):
     def audited(self) -> dict[str, Json]:
         """As the audit log keeps it: like `stored`, but for what would only fill it."""
         return self.stored()
+
+    def compared(self) -> dict[str, Json]:
+        """What two requests must share to be the same: like `stored`, but for names made anew."""
+        return self.stored()
+
+    @property
+    def secret_values(self) -> dict[str, str]:
+        """What its engine must be told beforehand, because nothing of ours may hold it."""
+        return {}
+
+    def with_kept(self, name: str, fingerprints: Mapping[str, str]) -> Self:
+        """The same, once its engine keeps the secrets under `name`."""
+        assert not fingerprints, "this kind has no secrets"
+        return self
+
+    @property
+    def waits(self) -> bool:
+        """True when it waits for idle, in a mode and until a deadline."""
+        return False
 
     @property
     def mode_in_force(self) -> Mode:
@@ -76,6 +97,11 @@ class WaitingParams(JobParams):
         if self.timeout_s == 0 and self.mode not in (Mode.IF_IDLE, Mode.WAIT):
             raise ValueError(f"timeout_s must be greater than 0 with mode {self.mode}")
         return self
+
+    @property
+    def waits(self) -> bool:
+        """It does."""
+        return True
 
     @property
     def mode_in_force(self) -> Mode:

@@ -19,6 +19,13 @@ from console.params.control import (
     RepairParams,
     ResumeParams,
 )
+from console.params.storage import (
+    STORED,
+    AttachParams,
+    ClearParams,
+    DetachParams,
+    PoliciesParams,
+)
 from console.params.weights import DiskParams, DistributedParams, TensorParams, VersionParams
 
 PARAMS: Mapping[JobKind, type[JobParams]] = MappingProxyType(
@@ -35,6 +42,10 @@ PARAMS: Mapping[JobKind, type[JobParams]] = MappingProxyType(
             AbortParams,
             ReleaseParams,
             ResumeParams,
+            AttachParams,
+            DetachParams,
+            ClearParams,
+            PoliciesParams,
             RepairParams,
         )
     }
@@ -46,7 +57,7 @@ def error_words(error: ValidationError) -> list[tuple[str, str]]:
     """(path, sentence) of each bad field; the path of a rule over several fields is empty."""
     return [
         (
-            ".".join(str(part) for part in item["loc"]),
+            ".".join(str(part)[:64] for part in item["loc"]),
             item["msg"].removeprefix("Value error, "),
         )
         for item in error.errors()
@@ -64,4 +75,4 @@ def params_of(kind: str, values: Mapping[str, object]) -> JobParams:
 
 def params_from(kind: str, stored: Mapping[str, object]) -> JobParams:
     """As it was stored with a job. What this release does not know is an assertion of ours."""
-    return PARAMS[JobKind(kind)].model_validate(dict(stored))
+    return PARAMS[JobKind(kind)].model_validate(dict(stored), context=STORED)

@@ -11,7 +11,14 @@ from uuid import UUID
 
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 
-from console.choices import HOLDING_STATES, OPEN_STATES, SHARED_KINDS, UNSENT_STATES, JobState
+from console.choices import (
+    HOLDING_STATES,
+    OPEN_STATES,
+    SHARED_KINDS,
+    UNSENT_STATES,
+    WAITING_KINDS,
+    JobState,
+)
 from console.exceptions import Invalid, JobNotFound
 from console.models import Engine, Job
 from console.selectors.engines import engine_named
@@ -131,6 +138,11 @@ def job_holder(*, engine: Engine) -> Job | None:
     )
     at_work = rows.filter(state__in=HOLDING_STATES).first()
     return at_work or rows.order_by("created_at", "id").first()
+
+
+def job_waits(job: Job) -> bool:
+    """True for a job that waits for idle, in a mode, until a deadline; not for a forced detach."""
+    return job.kind in WAITING_KINDS and not job.params.get("force")
 
 
 def remaining_s(job: Job, now: datetime) -> float | None:

@@ -11,12 +11,22 @@ from django.conf import settings
 
 from console.choices import WEIGHT_UPDATES, JobState
 from console.models import AuditEntry, Job, Upload
+from console.params.settings import about_of
 from console.selectors.audit import audit_body
 from console.selectors.engines import EngineView, PendingOperation
 from console.selectors.history import Span
 from console.selectors.plans import Plan
+from console.selectors.storage import Attached, attached_of, policies_of
 from console.selectors.uploads import upload_offset
-from engine.protocol import PLACES, CheckpointList, Places, RankView
+from engine.protocol import (
+    EXPERIMENTAL_BACKENDS,
+    PLACES,
+    CheckpointList,
+    Places,
+    RankView,
+    StorageBackend,
+    fields_of,
+)
 
 API = "/api/v1"
 
@@ -99,6 +109,8 @@ def _rank(rank: RankView, is_engine_online: bool) -> dict[str, Any]:
         "note": rank.note,
         "staging": _struct(rank.staging),
         "storage_backend": rank.storage_backend,
+        "host": _struct(rank.host),
+        "storage": _struct(rank.storage),
         "kv": None
         if rank.kv is None
         else {**msgspec.structs.asdict(rank.kv), "used_pages": rank.kv.used_pages},
@@ -141,6 +153,11 @@ def _pending(pending: PendingOperation | None) -> dict[str, Any] | None:
     }
 
 
+def attached_payload(attached: Attached | None) -> dict[str, Any] | None:
+    """A backend and its settings, secrets as fingerprints."""
+    return None if attached is None else asdict(attached)
+
+
 def engine_payload(view: EngineView) -> dict[str, Any]:
     """One engine as last observed. Ages are the reader's to count from `observed_at`."""
     state = view.state
@@ -165,6 +182,12 @@ def engine_payload(view: EngineView) -> dict[str, Any]:
         "paused": str(state.paused) if state and state.paused else None,
         "released": [str(tag) for tag in state.released] if state else [],
         "needs_weights": state.needs_weights if state else None,
+        "storage": attached_payload(attached_of(view)),
+        "policies": policies_of(state.policies) if state else None,
+        "hierarchical": state.hierarchical if state else None,
+        "host_layout": str(state.host_layout) if state else None,
+        "storage_roots": [_struct(root) for root in state.storage_roots] if state else [],
+        "backends": [_struct(one) for one in state.backends] if state else [],
         "note": view.note if not view.online else "",
         "version": view.version,
         "links": {
@@ -241,6 +264,7 @@ def plan_payload(plan: Plan) -> dict[str, Any]:
         "refusals": [asdict(one) for one in plan.refusals],
         "num_ranks": len(plan.view.ranks),
         "served": asdict(plan.served) if plan.served else None,
+        "storage": attached_payload(plan.attached),
         "cache_lost": [{"tier": "l1", "tokens": plan.cached_tokens}] if plan.drops_cache else [],
         "recompute_rank_s": _span(plan.recompute_s) if plan.drops_cache else None,
         "running": plan.running,
@@ -259,3 +283,16 @@ def plan_payload(plan: Plan) -> dict[str, Any]:
         "can_be_undone": can_be_undone,
         "undo": undo,
     }
+
+
+def backends_payload() -> list[dict[str, Any]]:
+    """Each kind of storage backend and its settings."""
+    return [
+        {
+            "backend": str(backend),
+            "about": about_of(backend),
+            "is_experimental": backend in EXPERIMENTAL_BACKENDS,
+            "settings": [msgspec.to_builtins(one) for one in fields_of(backend)],
+        }
+        for backend in StorageBackend
+    ]

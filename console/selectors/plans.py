@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from console.choices import SHARED_KINDS, WEIGHT_UPDATES, JobKind, OnConflict
+from console.choices import SHARED_KINDS, STORAGE_KINDS, WEIGHT_UPDATES, JobKind, OnConflict
 from console.clock import db_now
 from console.exceptions import ConsoleError
 from console.params import (
@@ -20,28 +20,20 @@ from console.params import (
     ReleaseParams,
     ResumeParams,
     TensorParams,
-    WaitingParams,
     WeightParams,
 )
 from console.selectors.checkpoints import checkpoints_ask
 from console.selectors.engines import EngineView, engine_get
 from console.selectors.history import History, Span, history_of
 from console.selectors.jobs import job_holder, remaining_s
+from console.selectors.plan_storage import storage_refusals, storage_undo
+from console.selectors.refusals import Refusal
+from console.selectors.storage import Attached, attached_of
 from console.selectors.uploads import upload_path, uploads_named
 from console.selectors.weights import Weights
 from engine.protocol import CheckpointView
 
 CHECK_S = 1.5  # a plan does not wait longer for the engine's look at a folder
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why the job would be refused, or would fail, as things are now."""
-
-    code: str
-    message: str
-    holder: str | None = None
-    remaining_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class Plan:
     @property
     def mode(self) -> str:
         """What is done to requests meanwhile; empty when it waits for nothing."""
-        return str(self.params.mode_in_force) if isinstance(self.params, WaitingParams) else ""
+        return str(self.params.mode_in_force) if self.params.waits else ""
 
     @property
     def drops_cache(self) -> bool:
@@ -145,6 +137,11 @@ class Plan:
         return Weights.of(self.view.state.weights) if self.view.state else None
 
     @property
+    def attached(self) -> Attached | None:
+        """The storage backend that every rank is to have now."""
+        return attached_of(self.view)
+
+    @property
     def bytes_a_rank(self) -> int | None:
         """Of new weights; from the folder, the files, or, from a trainer, as many as now."""
         match self.params:
@@ -178,6 +175,8 @@ _UNDO = {
 
 
 def _undo(plan: Plan) -> tuple[bool, str]:
+    if plan.kind in STORAGE_KINDS:
+        return storage_undo(plan.params, plan.attached)
     if plan.kind not in WEIGHT_UPDATES:
         return _UNDO[plan.kind]
     until = (
@@ -234,7 +233,7 @@ def _state(view: EngineView, params: JobParams) -> list[Refusal]:
         found.append(
             Refusal("rank_not_ready", f"an update needs every rank; {names} cannot take part")
         )
-    return [*found, *_memory(view, params)]
+    return [*found, *_memory(view, params), *storage_refusals(view, params)]
 
 
 def _memory(view: EngineView, params: JobParams) -> list[Refusal]:

@@ -21,7 +21,6 @@ from console.choices import (
     HARSHER,
     TERMINAL_STATES,
     UNSENT_STATES,
-    WAITING_KINDS,
     AuditStage,
     JobPhase,
     JobState,
@@ -31,7 +30,7 @@ from console.clock import db_now
 from console.exceptions import Conflict, EngineRefused, EngineUnreachable, Invalid, JobFinished
 from console.gateways import EngineSilent, gateway_for
 from console.models import Job
-from console.selectors.jobs import job_get
+from console.selectors.jobs import job_get, job_waits
 from console.services.audit import Fact, audit_append
 from console.services.job_run import job_progress
 from console.services.reasons import reason_read
@@ -217,7 +216,7 @@ def job_extend(*, job_id: UUID, by_s: float, actor: Actor) -> Job:
         raise Invalid(f"by_s must be a finite number within ±{MAX_TIMEOUT_S:.0f}")
 
     def step(job: Job) -> Job | None:
-        if job.kind not in WAITING_KINDS:
+        if not job_waits(job):
             raise Conflict(f"{job.kind} takes effect at once: it has no deadline to move")
         if job.mode == Mode.IF_IDLE:
             raise Conflict("a job with mode if_idle has no deadline to move")
@@ -244,7 +243,7 @@ def job_force(*, job_id: UUID, actor: Actor) -> Job:
 
     def step(job: Job) -> Job | None:
         harsher = HARSHER.get(Mode(job.mode))
-        if job.kind not in WAITING_KINDS:
+        if not job_waits(job):
             raise Conflict(f"{job.kind} takes effect at once: it has no mode")
         if harsher is None:
             raise Conflict(f"mode {job.mode} has no harsher one")

@@ -1,6 +1,7 @@
 """Ask for a job: check, refuse or accept, all in one transaction with the audit's intent.
 
-Accepting needs the database only: no Redis, no engine. What happens to a job afterwards is in
+Accepting needs the database only: no Redis, and no engine but for a job with secrets, which only
+its engine may keep. What happens to a job afterwards is in
 `job_run` (worker and reconciler) and `job_control` (people).
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
+from uuid import UUID
 
 import rfc8785
 from django.db import IntegrityError, transaction
@@ -22,6 +24,7 @@ from console.exceptions import (
     IdempotencyMismatch,
     Invalid,
 )
+from console.ids import uuid7
 from console.models import Engine, Job
 from console.params import JobParams
 from console.selectors.engines import engine_named
@@ -29,6 +32,7 @@ from console.selectors.jobs import job_holder, remaining_s
 from console.services.audit import audit_append, canonical
 from console.services.foreign import foreign_holder
 from console.services.reasons import reason_read
+from console.services.secrets import secrets_keep
 from console.services.transitions import deadlines, job_announce, job_doorbell
 from console.services.uploads import uploads_use
 
@@ -48,7 +52,7 @@ def _body_hash(engine_name: str, params: JobParams, reason: str, on_conflict: On
         {
             "engine": engine_name,
             "kind": str(params.kind),
-            "params": params.stored(),
+            "params": params.compared(),
             "reason": reason,
             "on_conflict": str(on_conflict),
         }
@@ -93,11 +97,16 @@ def job_create(
     """Accept a job, or return the one that the same key made.
 
     What kind of job is said by the class of `params`. Raises EngineNotFound, EngineDisabled,
-    EngineBusy (409, names the holder), IdempotencyMismatch, Invalid.
+    EngineBusy (409, names the holder), IdempotencyMismatch, Invalid; EngineUnreachable,
+    EngineRefused when there are secrets that the engine does not take beforehand.
     """
     reason = reason_read(reason)
     if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_CHARS:
         raise Invalid(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters")
+    job_id = uuid7()
+    if params.secret_values:
+        # Before all else: only their fingerprints tell whether this is the same request again.
+        params = secrets_keep(engine_name=engine_name, params=params, name=str(job_id))
     body_hash = _body_hash(engine_name, params, reason, on_conflict)
     if replayed := _replayed(actor, idempotency_key, body_hash):
         return replayed
@@ -124,6 +133,7 @@ def job_create(
                 raise _refuse(engine_name, holder, asked_at)
             return JobAsked(
                 job=_insert(
+                    job_id,
                     engine,
                     params,
                     reason,
@@ -145,6 +155,7 @@ def job_create(
 
 
 def _insert(
+    job_id: UUID,
     engine: Engine,
     params: JobParams,
     reason: str,
@@ -160,6 +171,7 @@ def _insert(
     deadline_at, dispatch_by = deadlines(kind=kind, mode=mode, timeout_s=timeout_s, since=now)
     uploads_use(params=params, now=now)
     job = Job.objects.create(
+        pk=job_id,
         engine=engine,
         kind=kind,
         params=params.stored(),

@@ -21,6 +21,7 @@ from console.actors import Actor
 from console.choices import (
     OPEN_STATES,
     SHARED_KINDS,
+    STORAGE_KINDS,
     TERMINAL_STATES,
     TRANSITIONS,
     WEIGHT_UPDATES,
@@ -94,6 +95,25 @@ def _weights_fact(view: object) -> dict[str, Fact] | None:
     if not isinstance(view, dict):
         return None
     return {name: str(view.get(name, "")) for name in ("version", "checksum", "source", "label")}
+
+
+def _storage_fact(view: object) -> dict[str, Fact] | None:
+    """Which backend, with which settings, a stored view names; None for none."""
+    if not isinstance(view, dict):
+        return None
+    return {name: str(view.get(name, "")) for name in ("backend", "config_id")}
+
+
+def storage_facts(job: Job) -> dict[str, Fact]:
+    """What was attached before and is now, and the policies; nothing for other kinds of jobs."""
+    if job.kind not in STORAGE_KINDS or not isinstance(job.reply, dict):
+        return {}
+    names = ("policies_before", "policies")
+    return {
+        "storage_before": _storage_fact(job.reply.get("storage_before")),
+        "storage": _storage_fact(job.reply.get("storage")),
+        **{name: job.reply.get(name) for name in names},
+    }
 
 
 def rank_facts(job: Job) -> list[Fact]:
@@ -196,7 +216,12 @@ def job_move(
             "attempt": job.attempt,
             "epoch": job.engine_epoch,
             **(
-                {"ranks": rank_facts(job), "error": job.error, "reason": job.reason}
+                {
+                    "ranks": rank_facts(job),
+                    "error": job.error,
+                    "reason": job.reason,
+                    **storage_facts(job),
+                }
                 if outcome
                 else {}
             ),

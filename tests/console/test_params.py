@@ -31,6 +31,10 @@ GOOD = {
     "abort_requests": {"abort_all": True},
     "release_memory": {},
     "resume_memory": {},
+    "attach_storage_backend": {"backend": "file", "config": {"max_size": 1 << 30}},
+    "detach_storage_backend": {},
+    "clear_storage_backend": {},
+    "set_cache_policies": {"prefetch_policy": "best_effort"},
     "repair": {},
 }
 SHA = "b" * 64

@@ -20,6 +20,7 @@ from engine.protocol import (
     PROTOCOL_VERSION,
     Accepted,
     Answer,
+    AttachStorage,
     Cancel,
     Command,
     EngineState,
@@ -31,6 +32,7 @@ from engine.protocol import (
     FlushCache,
     Force,
     Hello,
+    KeepSecrets,
     KVUsage,
     ListCheckpoints,
     ListOperations,
@@ -65,6 +67,7 @@ from engine.protocol import (
     encode_event,
     encode_response,
 )
+from tests.fakes.engine_storage import FakeStorage
 from tests.fakes.engine_weights import FakeWeights, is_weight_update
 
 TICK_MS = 10
@@ -125,6 +128,7 @@ class FakeEngine:
         self.dp_size = dp_size
         self.journal = Journal()
         self.weights = FakeWeights(dp_size)  # survives a restart, like the ranks' memory
+        self.storage = FakeStorage(dp_size)
         self.held = 0  # requests that wait while an operation is pending
         self.received: list[Received] = []
         # scripts
@@ -179,6 +183,7 @@ class FakeEngine:
         """Stop and start; a pending operation is ended by recovery with `outcome`."""
         pending = self.pending
         self.stop()
+        self.storage.restarted()
         if pending is not None and outcome is not None:
             self._record(pending, outcome, "the engine restarted before the decision")
         return self.start()
@@ -245,6 +250,7 @@ class FakeEngine:
                         self.pending.phase if self.pending else None,
                         self.weights.version,
                         self.weights.look(),
+                        self.storage.look(),
                     )
                     if look != shown or self.clock_s - beat_at >= self.heartbeat_s:
                         shown, beat_at = look, self.clock_s
@@ -308,13 +314,22 @@ class FakeEngine:
                 return EventList(events=events if complete else [], complete=complete)
             case Cancel(op_id=op_id) | Extend(op_id=op_id) | Force(op_id=op_id):
                 return self._steer(op_id, request.command)
+        return self._beside(request.command)
+
+    def _beside(self, command: Command) -> object:
+        """What is asked beside operations."""
+        match command:
             case ListCheckpoints(path=path):
                 return self.weights.list_checkpoints(path)
+            case KeepSecrets() if self.storage.refuse_secrets:
+                return self._failure(ErrorCode.INVALID_ARGUMENT, self.storage.refuse_secrets)
+            case KeepSecrets() as kept:
+                return self.storage.keep(kept)
             case Upload() if self.weights.refuse_upload:
                 return self._failure(ErrorCode.INVALID_ARGUMENT, "no room for it")
             case Upload() as piece:
                 return self.weights.take(piece)
-        raise AssertionError(request)
+        raise AssertionError(command)
 
     def _submit(self, identity: bytes, request_id: str, submit: Submit) -> object:
         if submit.op_id in self.journal.finished:
@@ -332,7 +347,8 @@ class FakeEngine:
             return self._at_once(submit)
         if self.weights.fenced and not self.weights.is_repair(submit.operation):
             return self._failure(ErrorCode.RANK_NOT_READY, "rank 1 is fenced")
-        if (why := self.weights.refusal(submit.operation)) is not None:
+        why = self.weights.refusal(submit.operation) or self.storage.refusal(submit.operation)
+        if why is not None:
             return self._failure(ErrorCode.INVALID_ARGUMENT, why)
         if self.pending is not None:
             return self._failure(
@@ -350,16 +366,21 @@ class FakeEngine:
             min(now + submit.timeout_s, submit.start_by_clock_s),
             submit.mode,
         )
-        if is_weight_update(submit.operation):
-            self.pending.phase = Phase.PREPARING
-            self.pending.deadline = now + self.weights.stage_s + submit.timeout_s
-            self._progress()
-            return None
-        if submit.mode is Mode.IF_IDLE and self.running:
-            self._end(Outcome.FAILED, f"not idle: {Places(running=self.running)}")
-            return None
-        self._progress()
+        self._begin(self.pending)
         return None
+
+    def _begin(self, pending: _Pending) -> None:
+        """What is staged or probed first; what is refused at once; what waits."""
+        operation = pending.submit.operation
+        self.storage.begin()
+        if is_weight_update(operation):
+            pending.deadline += self.weights.stage_s
+        if is_weight_update(operation) or isinstance(operation, AttachStorage):
+            pending.phase = Phase.PREPARING
+        elif pending.submit.mode is Mode.IF_IDLE and self.running:
+            self._end(Outcome.FAILED, f"not idle: {Places(running=self.running)}")
+            return
+        self._progress()
 
     def _query(self, query: Query) -> QueryAnswer:
         op_id = query.op_id
@@ -405,13 +426,16 @@ class FakeEngine:
         if pending is None:
             return
         now = self.clock_s
-        if pending.phase is Phase.PREPARING:
+        if pending.phase is Phase.PREPARING and isinstance(pending.submit.operation, AttachStorage):
+            self._probe(pending, now)
+        elif pending.phase is Phase.PREPARING:
             self._stage(pending, now)
         elif pending.phase is Phase.COMMITTING:
             if now >= self._committing_until:
                 self.journal.effects.append(pending.submit.op_id)
                 bad = bool(self.fail_ranks)
                 self.weights.commit(pending.submit.operation, self.fail_ranks)
+                self.storage.commit(pending.submit.operation, self.fail_ranks)
                 self._end(
                     Outcome.PARTIAL if bad else Outcome.SUCCEEDED,
                     "some ranks failed" if bad else self.weights.said(pending.submit.operation),
@@ -420,6 +444,7 @@ class FakeEngine:
             not self.running
             or pending.mode in (Mode.ABORT, Mode.RETRACT)
             or self.weights.is_at_once(pending.submit.operation)
+            or self.storage.is_at_once(pending.submit.operation)
         ):
             pending.phase = Phase.COMMITTING
             self._committing_until = now + self.commit_s
@@ -428,6 +453,23 @@ class FakeEngine:
             self._end(
                 Outcome.EXPIRED, f"Timed out waiting for idle: {Places(running=self.running)}"
             )
+
+    def _probe(self, pending: _Pending, now: float) -> None:
+        """Every rank opens and probes the backend; then idle is waited for."""
+        if now - pending.started < self.storage.prepare_s:
+            return
+        if self.storage.refuse_ranks:
+            reasons = "; ".join(
+                f"rank {rank}: {why}" for rank, why in sorted(self.storage.refuse_ranks.items())
+            )
+            self._end(Outcome.FAILED, reasons)
+            return
+        pending.staged_at = now
+        pending.phase = Phase.WAITING_FOR_IDLE
+        if pending.mode is Mode.IF_IDLE and self.running:
+            self._end(Outcome.FAILED, f"not idle: {Places(running=self.running)}")
+            return
+        self._progress()
 
     def _stage(self, pending: _Pending, now: float) -> None:
         """Bytes go on; then the deadline begins, and idle is waited for."""
@@ -474,6 +516,12 @@ class FakeEngine:
                 "pause_s": None if staged is None else now - staged,
                 "staged_s": None if staged is None else staged - pending.started,
             }
+        facts |= self.storage.facts(pending.submit.operation)
+        if isinstance(pending.submit.operation, AttachStorage) and pending.staged_at is not None:
+            facts |= {
+                "pause_s": now - pending.staged_at,
+                "staged_s": pending.staged_at - pending.started,
+            }
         result = OperationResult(
             op_id=pending.submit.op_id,
             kind=pending.submit.operation.kind,
@@ -484,13 +532,17 @@ class FakeEngine:
                 RankResult(
                     dp_rank=rank,
                     state=(
-                        RankState.FAILED
+                        RankState.NOT_STARTED
+                        if outcome is Outcome.FAILED
+                        and self.storage.refuse_ranks
+                        and rank not in self.storage.refuse_ranks
+                        else RankState.FAILED
                         if rank in self.fail_ranks or outcome is Outcome.FAILED
                         else RankState.SUCCEEDED
                         if outcome in (Outcome.SUCCEEDED, Outcome.PARTIAL)
                         else RankState.NOT_STARTED
                     ),
-                    message="ok" if outcome is Outcome.SUCCEEDED else message,
+                    message=self._said_of(rank, outcome, message),
                     places=Places(running=self.running),
                     interrupted=interrupted,
                     staging=self._staging(pending),
@@ -507,6 +559,15 @@ class FakeEngine:
         )
         self.journal.finished[pending.submit.op_id] = result
         return result
+
+    def _said_of(self, rank: int, outcome: Outcome, message: str) -> str:
+        if outcome is Outcome.SUCCEEDED:
+            return "ok"
+        if self.storage.refuse_ranks and rank not in self.storage.refuse_ranks:
+            return "could have; nothing was changed"
+        if outcome is Outcome.PARTIAL and rank not in self.fail_ranks:
+            return "ok"
+        return self.storage.rank_result(rank) or message
 
     def _end(self, outcome: Outcome, message: str) -> None:
         pending = self.pending
@@ -549,6 +610,9 @@ class FakeEngine:
             ],
             requested_by=pending.submit.requested_by,
             held_since_clock_s=pending.held_since,
+            storage=self.storage.view_of(pending.submit.operation)
+            if isinstance(pending.submit.operation, AttachStorage)
+            else None,
         )
 
     def _staging(self, pending: _Pending) -> Staging | None:
@@ -577,7 +641,9 @@ class FakeEngine:
                     weight_checksum=self.weights.ranks[rank].checksum,
                     condition="fenced" if rank in self.weights.fenced else "",
                     prefill_tokens_per_s=self.weights.prefill_tokens_per_s,
-                    storage_backend=None,
+                    storage_backend=self._backend_of(rank),
+                    host=self.storage.host(),
+                    storage=self.storage.rank(rank),
                     kv=KVUsage(
                         total_pages=100,
                         free_pages=90,
@@ -602,7 +668,16 @@ class FakeEngine:
             paused=self.weights.paused,
             released=list(self.weights.released),
             needs_weights=self.weights.needs_weights,
+            storage=self.storage.attached,
+            policies=self.storage.policies,
+            hierarchical=self.storage.hierarchical,
+            storage_roots=self.storage.roots(),
+            backends=self.storage.backends(),
         )
+
+    def _backend_of(self, rank: int) -> str | None:
+        found = self.storage.rank(rank)
+        return None if found is None else str(found.backend)
 
     def _publish(self, body: StateChanged | OperationChanged | OperationEnded) -> None:
         self.seq += 1
