@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 from engine.config import ConfigError, EngineConfig
+from engine.protocol import CachePolicies, HostLayout, PrefetchPolicy, WritePolicy
+
+LOCAL_ENDPOINTS = ("127.0.0.1:*", "localhost:*", "[::1]:*")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,6 +48,40 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--max-queued-requests", type=int, default=1024)
     serve.add_argument("--context-length", type=int, default=0)
     serve.add_argument("--threads", type=int, default=0, help="per rank; 0 = cores / ranks")
+    serve.add_argument(
+        "--enable-hierarchical-cache", action="store_true", help="a KV tier on the host (L2)"
+    )
+    serve.add_argument("--hicache-ratio", type=float, default=2.0, help="host pool / device pool")
+    serve.add_argument(
+        "--hicache-size", type=float, default=0.0, help="GB of one rank's host pool; 0 = by ratio"
+    )
+    serve.add_argument(
+        "--hicache-mem-layout", choices=[str(each) for each in HostLayout], default="page_first"
+    )
+    serve.add_argument(
+        "--hicache-write-policy",
+        choices=[str(each) for each in WritePolicy],
+        default="write_through",
+    )
+    serve.add_argument(
+        "--hicache-storage-prefetch-policy",
+        choices=[str(each) for each in PrefetchPolicy],
+        default="timeout",
+    )
+    serve.add_argument(
+        "--storage-root",
+        action="append",
+        default=[],
+        help="folder under which a storage backend may keep files; repeatable; default: in the "
+        "state folder",
+    )
+    serve.add_argument(
+        "--storage-endpoint",
+        action="append",
+        default=[],
+        help="host:port, host:* or * that a storage backend may connect to; repeatable; default: "
+        "this machine",
+    )
     serve.add_argument("--cors-origin", action="append", default=[])
     serve.add_argument("--log-level", default="INFO")
     convert = commands.add_parser("convert", help="make the packaged model a Hugging Face folder")
@@ -73,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 def _config(args: argparse.Namespace) -> EngineConfig:
     state, model = Path(args.state_dir).resolve(), Path(args.model).resolve()
     roots = [Path(root).resolve() for root in args.weights_root] or [model.parent]
+    storage = [Path(root).resolve() for root in args.storage_root] or [state / "storage"]
     return EngineConfig(
         model_path=str(model),
         run_dir=args.run_dir or str(state / "run"),
@@ -90,6 +128,17 @@ def _config(args: argparse.Namespace) -> EngineConfig:
         device=args.device,
         dtype=args.dtype,
         page_size=args.page_size,
+        hierarchical=args.enable_hierarchical_cache,
+        hicache_ratio=args.hicache_ratio,
+        hicache_size_bytes=int(args.hicache_size * 1e9),
+        host_layout=HostLayout(args.hicache_mem_layout),
+        policies=CachePolicies(
+            write_policy=WritePolicy(args.hicache_write_policy),
+            prefetch_policy=PrefetchPolicy(args.hicache_storage_prefetch_policy),
+        ),
+        storage_dir=str(state / "storage-settings"),
+        storage_roots=tuple(map(str, storage)),
+        storage_endpoints=tuple(args.storage_endpoint) or LOCAL_ENDPOINTS,
         max_total_tokens=args.max_total_tokens,
         chunked_prefill_tokens=args.chunked_prefill_size,
         max_running_requests=args.max_running_requests,

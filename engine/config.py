@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from engine.protocol import CachePolicies, HostLayout
+
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -27,6 +29,7 @@ class OperationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     resend_s: float = 0.5
     online_s: float = 3.0  # a report older than this no longer proves anything
     silent_s: float = 10.0  # a rank of a waiting operation that is not heard for so long ends it
+    open_s: float = 30.0  # for opening and probing a storage backend on every rank, likewise
     stage_s: float = 600.0  # for staging weights on every rank, before the caller's deadline counts
 
     @property
@@ -59,6 +62,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     page_size: Literal[1, 4, 16, 32, 64] = 16
+    hierarchical: bool = False  # an L2 on the host, and below it what is attached
+    hicache_ratio: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 2.0  # host pool ÷ device pool
+    hicache_size_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # of one rank; 0 = by the ratio
+    host_layout: HostLayout = HostLayout.PAGE_FIRST
+    policies: CachePolicies = CachePolicies()  # at the first start; an operation changes them
+    storage_dir: str = ""  # settings of attached backends, secrets and all
+    storage_roots: tuple[str, ...] = ()  # folders under which a backend may keep files
+    storage_endpoints: tuple[str, ...] = ()  # host:port, host:* or *: what it may connect to
     max_total_tokens: int = 0  # of one rank's device pool; 0 = from memory
     kv_bytes: int = 0  # of one rank's device pool when max_total_tokens is 0; 0 = a share of memory
     chunked_prefill_tokens: Positive = 512

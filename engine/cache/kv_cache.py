@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.cache.radix_cache import Node, RadixCache
+from engine.cache.node import Node
+from engine.cache.radix_cache import RadixCache
 from engine.memory.page_allocator import PageAllocator
 from engine.protocol import KVUsage
 
@@ -16,13 +17,14 @@ from engine.protocol import KVUsage
 class Pages:
     """One request's page table. The first `num_tree` pages are the tree's, the rest its own."""
 
-    __slots__ = ("namespace", "node", "num_tree", "table")
+    __slots__ = ("namespace", "node", "num_tree", "path", "table")
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.table: list[int] = []
         self.num_tree = 0
         self.node: Node | None = None
+        self.path: Sequence[Node] = ()  # what was found, until `used`
 
 
 class KVCache:
@@ -37,9 +39,10 @@ class KVCache:
     ) -> None:
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
-        self._tree = RadixCache(page_size)
+        self.tree = RadixCache(page_size)
         self._num_held = 0
         self._on_free = on_free
+        self.on_used: Callable[[Sequence[Node]], None] = lambda _: None
 
     # ---- a request's life --------------------------------------------------------------------
 
@@ -47,16 +50,24 @@ class KVCache:
         """A page table that starts with the longest cached prefix, locked, of at most the limit."""
         pages = Pages(namespace)
         whole = limit_tokens // self.page_size * self.page_size
-        match = self._tree.match(token_ids[:whole], namespace)
+        match = self.tree.match(token_ids[:whole], namespace)
+        pages.path = match.path
         if match.pages:
-            self._tree.lock(match.node)
+            self.tree.lock(match.node)
             pages.node, pages.table = match.node, list(match.pages)
             pages.num_tree = len(match.pages)
         return pages
 
+    def used(self, pages: Pages) -> None:
+        """The request is admitted: what it found was of use."""
+        for node in pages.path:
+            node.hits += 1
+        self.on_used(pages.path)
+        pages.path = ()
+
     def num_available(self) -> int:
         """Pages that `grow` could hand out now."""
-        return self._allocator.num_free + self._tree.num_evictable
+        return self._allocator.num_free + self.tree.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
@@ -71,14 +82,29 @@ class KVCache:
         count = self.missing(pages, num_tokens)
         if count == 0:
             return True
-        if count > self.num_available():
+        taken = self.take(count)
+        if taken is None:
             return False
+        pages.table += taken
+        return True
+
+    def take(self, count: int) -> list[int] | None:
+        """`count` pages that are in no table yet, evicting if need be. None changes nothing."""
+        if count > self.num_available():
+            return None
         short = count - self._allocator.num_free
         if short > 0:
-            self._give_back(self._tree.evict(short))
-        pages.table += self._allocator.allocate(count)
+            self._give_back(self.tree.evict(short))
+        if count > self._allocator.num_free:  # an end could not leave: its host copies are in use
+            return None
         self._num_held += count
-        return True
+        return self._allocator.allocate(count)
+
+    def give(self, pages: list[int], *, to_pool: bool) -> None:
+        """Pages of `take`: back to the pool, or handed to the tree."""
+        self._num_held -= len(pages)
+        if to_pool:
+            self._give_back(pages)
 
     def share(self, pages: Pages, token_ids: Sequence[int]) -> None:
         """Put the whole pages of `token_ids` (all computed) into the tree and use the tree's.
@@ -89,18 +115,21 @@ class KVCache:
         whole = len(token_ids) // self.page_size
         if whole <= pages.num_tree:
             return
-        owned, node = self._tree.insert(
+        owned, node = self.tree.insert(
             token_ids[: whole * self.page_size], pages.table, pages.namespace
         )
-        self._tree.lock(node)
+        self.tree.lock(node)
         if pages.node is not None:
-            self._tree.unlock(pages.node)
+            self.tree.unlock(pages.node)
         fresh = range(pages.num_tree, whole)
         duplicates = [pages.table[i] for i in fresh if pages.table[i] != owned[i]]
         self._num_held -= len(fresh)
         pages.table[:whole] = owned
         pages.node, pages.num_tree = node, whole
         self._give_back(duplicates)
+        if node.hits == 0:
+            node.hits = 1
+            self.on_used((node,))
 
     def end(self, pages: Pages, token_ids: Sequence[int]) -> None:
         """Keep what is whole in the tree, free the rest. `token_ids` are those computed."""
@@ -109,30 +138,30 @@ class KVCache:
         self._num_held -= len(own)
         self._give_back(own)
         if pages.node is not None:
-            self._tree.unlock(pages.node)
-        pages.table, pages.node, pages.num_tree = [], None, 0
+            self.tree.unlock(pages.node)
+        pages.table, pages.node, pages.num_tree, pages.path = [], None, 0, ()
 
     # ---- the whole ---------------------------------------------------------------------------
 
     def reset(self) -> int:
         """Forget all cached prefixes; returns how many pages that freed. No request holds any."""
         assert self._num_held == 0, f"{self._num_held} pages are held"
-        freed = self._tree.reset()
+        freed = self.tree.reset()
         self._give_back(freed)
         return len(freed)
 
     @property
     def num_evicted_total(self) -> int:
         """Pages evicted since the start."""
-        return self._tree.num_evicted_total
+        return self.tree.num_evicted_total
 
     def usage(self) -> KVUsage:
         """The account."""
         return KVUsage(
             total_pages=self._allocator.num_pages,
             free_pages=self._allocator.num_free,
-            evictable_pages=self._tree.num_evictable,
-            locked_pages=self._tree.num_locked,
+            evictable_pages=self.tree.num_evictable,
+            locked_pages=self.tree.num_locked,
             held_pages=self._num_held,
             page_size_tokens=self.page_size,
         )

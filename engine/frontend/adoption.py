@@ -30,7 +30,9 @@ def prepare_adoption(journal: Journal, config: EngineConfig) -> None:
         index.awaits_adoption = True
         return
     kept = ServingState(
-        weights=index.desired.weights, storage_backend=index.desired.storage_backend
+        weights=index.desired.weights,
+        storage_backend=index.desired.storage_backend if config.hierarchical else None,
+        policies=index.desired.policies,
     )
     _record(journal, config, kept)
 
@@ -46,7 +48,14 @@ def adopt(journal: Journal, config: EngineConfig, weights: WeightsView) -> None:
             path=config.model_path,
             label=shown(config.model_path, config.weights_roots),
         )
-        _record(journal, config, ServingState(weights=named))
+        desired = index.desired
+        is_first = index.adopted is None
+        kept = ServingState(
+            weights=named,
+            storage_backend=desired.storage_backend if config.hierarchical else None,
+            policies=config.policies if is_first else desired.policies,
+        )
+        _record(journal, config, kept)
 
 
 def _record(journal: Journal, config: EngineConfig, desired: ServingState) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from engine.frontend.requests import Active, NewRequest, RequestManager
-from engine.ipc.messages import FinishReason, LogprobEntry
+from engine.ipc.messages import FinishReason, LogprobEntry, TierTokens
 from engine.tokens.detokenize import Decoder, TokenStream
 from engine.tokens.stop import StopMatcher
 
@@ -23,6 +23,7 @@ class Piece:
     logprobs: list[LogprobEntry]
     prompt_logprobs: list[LogprobEntry]
     cached_tokens: int
+    cached: TierTokens | None
     retractions: int
     weight_version: str
     finish: FinishReason | None
@@ -54,6 +55,7 @@ class Completion:
                     logprobs=item.logprobs,
                     prompt_logprobs=item.prompt_logprobs,
                     cached_tokens=item.cached_tokens,
+                    cached=item.cached,
                     retractions=item.retractions,
                     weight_version=item.weight_version,
                     finish=item.finish,

@@ -30,6 +30,7 @@ from engine.protocol import (
     Failure,
     Force,
     Hello,
+    KeepSecrets,
     ListCheckpoints,
     ListOperations,
     OperationList,
@@ -41,6 +42,7 @@ from engine.protocol import (
     Replay,
     Request,
     Response,
+    SecretsKept,
     Snapshot,
     StateAnswer,
     Submit,
@@ -154,6 +156,9 @@ class ControlServer:
                 return self._replay(command)
             case ListCheckpoints():
                 return self._checkpoints(command)
+            case KeepSecrets():
+                kept = self._frontend.storage.keep_secrets(command.name, command.values)
+                return SecretsKept(name=command.name, fingerprints=kept)
             case Submit() | Upload():
                 raise AssertionError("followed, not answered at once")
             case _:

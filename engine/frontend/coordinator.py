@@ -240,7 +240,7 @@ class Coordinator:
         return True
 
     def _until_parked(self, current: Current) -> Generator[None, None, Verdict]:
-        current.stage_until = max(current.deadline, self.now + self.times.stage_s * current.stages)
+        current.stage_until = max(current.deadline, self.now + current.staging_s(self.times))
         for word in (Word.PREPARED, Word.PARKED) if current.parks else (Word.PREPARED,):
             parking = word is Word.PARKED
             current.phase = Phase.WAITING_FOR_IDLE if parking else Phase.PREPARING
@@ -270,11 +270,8 @@ class Coordinator:
 
     def _look(self, current: Current, word: Word) -> Verdict | None:
         """Answers first, then cancel, then the deadline: idle wins."""
-        for rank, inc in current.incs.items():
-            fault = self._fault(current, rank, inc)
-            if fault:
-                current.messages[rank] = fault
-                return Verdict.FAILED
+        if self._is_faulted(current, word):
+            return Verdict.FAILED
         if len(self._having(current, word)) == len(current.incs):
             if word is Word.PREPARED or self._may_start(current):
                 return Verdict.READY
@@ -283,6 +280,23 @@ class Coordinator:
             return Verdict.CANCELLED
         until = current.stage_until if word is Word.PREPARED else current.deadline
         return Verdict.EXPIRED if self.now >= until else None
+
+    def _is_faulted(self, current: Current, word: Word) -> bool:
+        """Some rank ends the attempt. Where each rank's reason is wanted, the others are given a
+        little time to tell theirs."""
+        faults = {rank: self._fault(current, rank, inc) for rank, inc in current.incs.items()}
+        faults = {rank: text for rank, text in faults.items() if text}
+        if not faults:
+            return False
+        current.messages.update(faults)
+        if not current.opens or word is not Word.PREPARED or current.cancelled:
+            return True
+        if current.faulted_at is None:
+            current.faulted_at = self.now
+        told = self._having(current, word) | faults.keys()
+        return (
+            len(told) == len(current.incs) or self.now >= current.faulted_at + self.times.budget_s
+        )
 
     def _fault(self, current: Current, rank: int, inc: int) -> str:
         """Why this rank ends the attempt, or nothing."""

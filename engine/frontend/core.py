@@ -26,6 +26,7 @@ from engine.frontend.operations import Operations
 from engine.frontend.rank_calls import RankCalls
 from engine.frontend.rank_table import RankTable
 from engine.frontend.requests import RequestManager
+from engine.frontend.storage_admin import StorageAdmin
 from engine.frontend.views import operation_view, rank_view
 from engine.frontend.weight_files import WeightFiles
 from engine.frontend.weight_sessions import WeightSessions
@@ -103,12 +104,14 @@ class Frontend:
             alive=self._reachable,
         )
         self.sessions = WeightSessions(self.files, self.calls)
+        self.storage = StorageAdmin(config)
         self.operations = Operations(
             coordinator=self.coordinator,
             journal=self.journal,
             times=config.times,
             drive=self.drive,
             view=self._operation_view,
+            accept=lambda operation: self.storage.accept(operation, self.journal.index.desired),
             new_state=lambda operation, old, op_id: new_state(config, operation, old, op_id),
             to_abort=self._to_abort,
             noted=lambda result: self.publish(OperationEnded(result=result)),
@@ -170,6 +173,7 @@ class Frontend:
                 self.stats.get(rank),
                 now=now,
                 online_s=self.config.times.online_s,
+                config_hash=self.storage.expected_hash(desired.storage_backend, rank),
             )
             for rank in range(self.config.dp_size)
         ]
@@ -190,6 +194,7 @@ class Frontend:
             paused=desired.paused,
             released=list(desired.released),
             needs_weights=desired.needs_weights,
+            **self.storage.facts(desired),
         )
 
     def drive(self) -> None:

@@ -21,6 +21,7 @@ from engine.frontend import (
     http_openai,
     http_push,
     http_score,
+    http_storage,
     http_weights,
 )
 from engine.frontend.core import Frontend
@@ -68,6 +69,11 @@ ROUTES: list[tuple[str, Handler, list[str], Access]] = [
     ("/continue_generation", http_generation.continue_generation, POST, Access.ADMIN),
     ("/release_memory_occupation", http_generation.release_memory, POST, Access.ADMIN),
     ("/resume_memory_occupation", http_generation.resume_memory, POST, Access.ADMIN),
+    ("/hicache/storage-backend", http_storage.attach, ["PUT"], Access.ADMIN),
+    ("/hicache/storage-backend", http_storage.detach, ["DELETE"], Access.ADMIN),
+    ("/hicache/storage-backend", http_storage.status, READ, Access.ADMIN),
+    ("/hicache/storage-backend/clear", http_storage.clear, POST, Access.ADMIN),
+    ("/get_hicache_l3_cache_layout", http_storage.layout, READ, Access.NORMAL),
     ("/operations/repair", http_admin.repair, POST, Access.ADMIN),
     ("/operations", http_admin.list_operations, READ, Access.ADMIN),
     ("/operations/{op_id}", http_admin.get_operation, READ, Access.ADMIN),

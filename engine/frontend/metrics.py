@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from engine.frontend.core import Frontend
-from engine.protocol import PLACES
+from engine.protocol import PLACES, Breaker, RankView
 
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens_total", "Prompt tokens of admitted requests"),
@@ -20,9 +20,22 @@ _COUNTERS = {
     "num_retracted": ("retractions_total", "Times a request was retracted"),
     "evicted_pages": ("evicted_pages_total", "KV pages evicted"),
     "flushes": ("flushes_total", "Cache flushes"),
+    "hicache_backup_tokens": ("backup_tokens_total", "KV tokens copied to the host"),
+    "hicache_dropped_tokens": ("backup_dropped_tokens_total", "Not copied: no room on the host"),
     "empty_cache": ("empty_cache_total", "Times cached device memory was given back"),
     "kv_account_violations": ("violations_total", "Times the page account did not balance"),
 }
+
+_STORAGE_COUNTERS = (
+    "hit_pages",
+    "miss_pages",
+    "corrupt_pages",
+    "read_bytes",
+    "written_pages",
+    "written_bytes",
+    "dropped_pages",
+    "errors",
+)
 
 
 class _Collector:
@@ -67,6 +80,7 @@ class _Collector:
         ):
             values = {r: getattr(kv, part) * kv.page_size_tokens for r, kv in with_kv.items()}
             yield gauge(name, f"KV tokens: {part}", values)
+        yield from self._tiers(ranks)
         places = GaugeMetricFamily(
             "sglang:place_items", "Items in flight, by place", labels=["dp_rank", "place"]
         )
@@ -81,6 +95,36 @@ class _Collector:
         pending.add_metric([], float(frontend.operations.pending() is not None))
         yield pending
 
+    def _tiers(self, ranks: list[RankView]) -> Iterable[Metric]:
+        """L2 and L3; nothing where the hierarchical cache is off."""
+        for name, part in (
+            ("hicache_host_total_tokens", "total_pages"),
+            ("hicache_host_used_tokens", "locked_pages"),
+            ("hicache_host_evictable_tokens", "evictable_pages"),
+        ):
+            family = GaugeMetricFamily(f"sglang:{name}", f"L2: {part}", labels=["dp_rank"])
+            for rank in ranks:
+                if rank.host is not None and rank.kv is not None:
+                    tokens = getattr(rank.host, part) * rank.kv.page_size_tokens
+                    family.add_metric([str(rank.dp_rank)], tokens)
+            yield family
+        labels = ["dp_rank", "storage_backend"]
+        closed = GaugeMetricFamily(
+            "sglang:storage_available", "1 while the breaker is closed", labels=labels
+        )
+        for rank in ranks:
+            if rank.storage is not None:
+                names = [str(rank.dp_rank), str(rank.storage.backend)]
+                closed.add_metric(names, float(rank.storage.breaker is Breaker.CLOSED))
+        yield closed
+        for part in _STORAGE_COUNTERS:
+            counter = CounterMetricFamily(f"sglang:storage_{part}", f"L3: {part}", labels=labels)
+            for rank in ranks:
+                if rank.storage is not None:
+                    names = [str(rank.dp_rank), str(rank.storage.backend)]
+                    counter.add_metric(names, getattr(rank.storage, part))
+            yield counter
+
     def _counters(self) -> Iterable[Metric]:
         frontend = self._frontend
         for name, (part, text) in _COUNTERS.items():
@@ -88,6 +132,13 @@ class _Collector:
             for rank, stats in frontend.stats.items():
                 family.add_metric([str(rank)], getattr(stats, part))
             yield family
+        tiers = CounterMetricFamily(
+            "sglang:cached_tokens_by_tier", "Prompt tokens found", labels=["dp_rank", "tier"]
+        )
+        for rank, stats in frontend.stats.items():
+            for tier in ("device", "host", "storage"):
+                tiers.add_metric([str(rank), tier], getattr(stats.hit_tokens, tier))
+        yield tiers
         received = CounterMetricFamily("sglang:http_received_requests", "Requests taken")
         received.add_metric([], frontend.requests.num_received_total)
         yield received

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from engine.frontend.completion import Completion, Piece
 from engine.frontend.http_errors import HTTPError
 from engine.ipc.messages import FinishReason, LogprobEntry
@@ -91,7 +93,7 @@ class NativeOutput:
             "reasoning_tokens": 0,
             "completion_tokens": len(self._ids),
             "cached_tokens": last.cached_tokens,
-            "cached_tokens_details": None,
+            "cached_tokens_details": msgspec.to_builtins(last.cached),
             "dp_rank": active.rank,
         }
         if self._new.return_logprob:

@@ -12,10 +12,14 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.frontend.adoption import shown
+from engine.frontend.storage_admin import tiers_changed
 from engine.ipc.messages import ServingState
 from engine.protocol import (
     AbortRequests,
+    AttachStorage,
+    ClearStorage,
     ContinueGeneration,
+    DetachStorage,
     ErrorCode,
     FlushCache,
     MemoryTag,
@@ -25,6 +29,7 @@ from engine.protocol import (
     ReleaseMemory,
     Repair,
     ResumeMemory,
+    SetCachePolicies,
     UpdateWeightsFromDisk,
     UpdateWeightsFromDistributed,
     UpdateWeightsFromTensor,
@@ -69,6 +74,8 @@ def new_state(
             left = tuple(tag for tag in old.released if tag not in operation.tags)
             needs = old.needs_weights or MemoryTag.WEIGHTS in operation.tags
             return replace(old, released=left, needs_weights=needs)
+        case AttachStorage() | DetachStorage() | ClearStorage() | SetCachePolicies():
+            return tiers_changed(config, operation, old)
         case FlushCache() | AbortRequests() | Repair():
             return old
         case _:

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import msgspec
 
+from engine.config import OperationTimes
 from engine.frontend.journal_records import Decided, JournalIndex, Record, Started
 from engine.ipc.messages import ControlMessage, ServingState, View
 from engine.protocol import (
-    UNPARKED,
     WEIGHT_UPDATES,
     Mode,
     Operation,
@@ -25,8 +25,17 @@ from engine.protocol import (
     Places,
     Staging,
     UpdateWeightsFromDistributed,
+    parks,
 )
 
+TIER_OPERATIONS = frozenset(
+    {
+        OperationKind.ATTACH_STORAGE_BACKEND,
+        OperationKind.DETACH_STORAGE_BACKEND,
+        OperationKind.CLEAR_STORAGE_BACKEND,
+        OperationKind.SET_CACHE_POLICIES,
+    }
+)
 HOLDING_MODES = frozenset({Mode.DRAIN, Mode.RETRACT, Mode.ABORT})
 # What `force` turns a mode into.
 FORCED = {
@@ -111,6 +120,7 @@ class Current:
     parked: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)  # said that they could not commit
     fault: str = ""
+    faulted_at: float | None = None  # a rank refused, or was lost
     prepared: dict[int, ServingState] = field(default_factory=dict)  # as each rank has it
     interrupted: dict[int, int] = field(default_factory=dict)
     effect_s: dict[int, float] = field(default_factory=dict)
@@ -128,12 +138,28 @@ class Current:
     @property
     def parks(self) -> bool:
         """Every rank is idle, and admits nothing, when it commits."""
-        return self.operation.kind not in UNPARKED
+        return parks(self.operation)
 
     @property
     def stages(self) -> bool:
         """It prepares for long; the caller's deadline counts from the end of that."""
-        return self.operation.kind in WEIGHT_UPDATES
+        return self.operation.kind in WEIGHT_UPDATES or self.opens
+
+    @property
+    def opens(self) -> bool:
+        """It opens something on every rank, and each rank's reason for refusing is wanted."""
+        return self.operation.kind is OperationKind.ATTACH_STORAGE_BACKEND
+
+    def staging_s(self, times: OperationTimes) -> float:
+        """How long all ranks may take to be prepared, whatever the caller's deadline."""
+        if not self.stages:
+            return 0.0
+        return times.open_s if self.opens else times.stage_s
+
+    @property
+    def changes_tiers(self) -> bool:
+        """It is about the lower tiers of the cache, and not about weights."""
+        return self.operation.kind in TIER_OPERATIONS
 
     @property
     def is_repair(self) -> bool:

@@ -19,19 +19,22 @@ from engine.frontend.operation_state import Current, JournalLike, digest_of
 from engine.ipc.messages import ServingState
 from engine.protocol import (
     MAX_TIMEOUT_S,
-    UNPARKED,
     WEIGHT_UPDATES,
     AbortRequests,
     ErrorCode,
     Mode,
     Operation,
+    OperationKind,
     OperationResult,
     OperationView,
     Outcome,
     ProtocolError,
     QueryStatus,
+    parks,
 )
 
+# Their deadline counts from the end of staging, and so does the last moment they may start.
+_STAGED = WEIGHT_UPDATES | {OperationKind.ATTACH_STORAGE_BACKEND}
 _MIN_PROGRESS_S = 0.25
 # An idle engine needs some milliseconds to say so; a shorter timeout would expire it unheard.
 _MIN_PATIENCE_S = 0.1
@@ -65,11 +68,13 @@ class Operations:
         drive: Callable[[], None],
         view: Callable[[Current], OperationView],
         clock: Callable[[], float] = time.monotonic,
+        accept: Callable[[Operation], Operation] = lambda operation: operation,
         new_state: Callable[[Operation, ServingState, str], ServingState] = _same,
         to_abort: Callable[[AbortRequests], tuple[int, Callable[[], None]]] = _none,
         noted: Callable[[OperationResult], None] = lambda _: None,
     ) -> None:
-        """`new_state` says where an operation leads; `to_abort` how many requests it would end, and
+        """`accept` takes an operation in, and gives it back without what no record may hold;
+        `new_state` says where an operation leads; `to_abort` how many requests it would end, and
         ends them when called; `noted` hears of what was done at once."""
         self._coordinator = coordinator
         self._journal = journal
@@ -77,6 +82,7 @@ class Operations:
         self._drive = drive
         self._view = view
         self._clock = clock
+        self._accept = accept
         self._new_state = new_state
         self._to_abort = to_abort
         self.noted = noted
@@ -105,6 +111,7 @@ class Operations:
 
         `start_by` is on this process's monotonic clock: no effect begins after it.
         """
+        operation = self._accept(operation)
         digest = digest_of(operation)
         known = self._known(op_id, digest)
         if known is not None:
@@ -119,12 +126,12 @@ class Operations:
                 f"this command came {now - start_by:.1f} s after the last moment it may start",
             )
         patience_s = max(timeout_s, _MIN_PATIENCE_S)
-        if mode not in (Mode.WAIT, Mode.DRAIN) or operation.kind in UNPARKED:
+        if mode not in (Mode.WAIT, Mode.DRAIN) or not parks(operation):
             patience_s = self._quick_s(timeout_s)
         deadline = now + patience_s
         if start_by is not None and mode in (Mode.WAIT, Mode.DRAIN):
             deadline = min(deadline, start_by)
-        if operation.kind in WEIGHT_UPDATES:
+        if operation.kind in _STAGED:
             start_by = math.inf if start_by is None else start_by
         desired = self._index.desired
         self._coordinator.now = now

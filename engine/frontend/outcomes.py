@@ -203,7 +203,7 @@ def result_of(
 ) -> OperationResult:
     """The end of an operation, as it is recorded and told."""
     since, prepared = current.held_since, current.prepared_at
-    may_change = current.has_inverse or current.stages
+    may_change = (current.has_inverse or current.stages) and not current.changes_tiers
     return OperationResult(
         op_id=current.op_id,
         kind=current.operation.kind,
@@ -216,6 +216,10 @@ def result_of(
         epoch=epoch,
         weights=desired.weights if may_change else None,
         weights_before=current.old.weights if may_change else None,
+        storage=desired.storage_backend if current.changes_tiers else None,
+        storage_before=current.old.storage_backend if current.changes_tiers else None,
+        policies=desired.policies if current.changes_tiers else None,
+        policies_before=current.old.policies if current.changes_tiers else None,
         interrupted=sum(current.interrupted.values()),
         held_requests=held,
         pause_s=None if since is None else now - since,

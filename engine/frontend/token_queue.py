@@ -60,6 +60,7 @@ def _joined(parts: list[TokenOut]) -> TokenOut:
         logprobs=[entry for part in parts for entry in part.logprobs],
         prompt_logprobs=[entry for part in parts for entry in part.prompt_logprobs],
         cached_tokens=max(part.cached_tokens for part in parts),
+        cached=last.cached or first.cached,
         retractions=max(part.retractions for part in parts),
         weight_version=last.weight_version or first.weight_version,
     )

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from engine.frontend.operation_state import Current
 from engine.frontend.rank_table import RankTable
 from engine.ipc.messages import RankStats
-from engine.protocol import OperationView, Phase, Places, RankResult, RankState, RankView
+from engine.protocol import (
+    OperationView,
+    Phase,
+    Places,
+    RankResult,
+    RankState,
+    RankStorage,
+    RankView,
+)
 
 
 def rank_view(
-    table: RankTable, rank: int, stats: RankStats | None, *, now: float, online_s: float
+    table: RankTable,
+    rank: int,
+    stats: RankStats | None,
+    *,
+    now: float,
+    online_s: float,
+    config_hash: str = "",
 ) -> RankView:
     """One rank, as the frontend knows it."""
     seen = table.seen.get(rank)
@@ -37,7 +53,7 @@ def rank_view(
             state.storage_backend.backend.value if state and state.storage_backend else None
         ),
         host=stats.host if stats else None,
-        storage=stats.storage if stats else None,
+        storage=_storage(stats, config_hash),
         kv=stats.kv if stats else None,
         hit_rate=stats.hit_rate if stats else None,
         decode_tokens_per_s=stats.decode_tokens_per_s if stats else 0.0,
@@ -46,6 +62,13 @@ def rank_view(
         age_s=max(0.0, age_s),
         violations=stats.violations_total if stats else 0,
     )
+
+
+def _storage(stats: RankStats | None, config_hash: str) -> RankStorage | None:
+    if stats is None or stats.storage is None:
+        return None
+    drifts = bool(config_hash) and stats.storage.config_hash != config_hash
+    return msgspec.structs.replace(stats.storage, drifts=drifts)
 
 
 def operation_view(
@@ -69,7 +92,10 @@ def operation_view(
         requested_by=current.requested_by,
         held_since_clock_s=current.held_since,
         staged_clock_s=current.prepared_at if current.stages else None,
-        weights=current.new.weights if current.has_inverse else None,
+        weights=(
+            current.new.weights if current.has_inverse and not current.changes_tiers else None
+        ),
+        storage=current.new.storage_backend if current.changes_tiers else None,
     )
 
 

@@ -261,6 +261,7 @@ class TierTokens(Struct, frozen=True, kw_only=True):
     device: int = 0
     host: int = 0
     storage: int = 0
+    storage_backend: str | None = None  # of one request: what it was read from
 
 
 class RankStats(Struct, frozen=True, kw_only=True):
@@ -341,7 +342,7 @@ class TokenOut(Struct, frozen=True, kw_only=True):
     logprobs: list[LogprobEntry] = []
     prompt_logprobs: list[LogprobEntry] = []
     cached_tokens: int = 0
-    cached: TierTokens = TierTokens()  # the same, by tier
+    cached: TierTokens | None = None  # the same by tier, where there are tiers
     retractions: int = 0
     weight_version: str = ""
     finish: FinishReason | None = None

@@ -48,6 +48,15 @@ class DevicePool:
             v.view(self.num_pages, -1).view(torch.uint8),
         )
 
+    def sides(self) -> list[torch.Tensor]:
+        """View keys, then values, of each layer in turn as bytes (P, num_kv_heads, head_bytes)."""
+        heads = self.layout.num_kv_heads
+        return [
+            side.view(self.num_pages, heads, -1).view(torch.uint8)
+            for both in zip(self.k, self.v, strict=True)
+            for side in both
+        ]
+
     def poison(self, pages: Sequence[int] | None = None) -> None:
         """Fill pages, or all of them, with NaN: whatever still reads them will show it."""
         for side in (self.k, self.v):

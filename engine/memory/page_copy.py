@@ -16,16 +16,21 @@ from engine.memory.host_pool import HostPool
 
 
 class PageCopier:
-    """Between these two pools. `device_sides` are keys and values of each layer in turn, as bytes
-    (pages, num_heads, head_bytes), with no copy made of them."""
+    """Between a device pool and a host pool."""
 
     def __init__(self, device_sides: Sequence[torch.Tensor], host: HostPool) -> None:
         self._is_cpu = device_sides[0].device.type == "cpu"
         layers = range(host.shape.num_layers)
         host_sides = [host.side(layer, s) for layer in layers for s in (0, 1)]
         # numpy moves whole rows where torch moves numbers: twice as fast on a CPU.
-        self._device: list[Any] = [self._rows(side) for side in device_sides]
         self._host: list[Any] = [self._rows(side) for side in host_sides]
+        self._device: list[Any] = []
+        self.bind(device_sides)
+
+    def bind(self, device_sides: Sequence[torch.Tensor]) -> None:
+        """Another device pool of the same shape; none was there for a while. Sides are keys and
+        values of each layer in turn, as bytes (pages, num_heads, head_bytes)."""
+        self._device = [self._rows(side) for side in device_sides]
 
     def _rows(self, side: torch.Tensor) -> Any:  # Any: an array on a CPU, else a tensor
         return side.numpy() if self._is_cpu else side

@@ -6,6 +6,7 @@ not kept by the runner after `forward` returns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.ipc.sampling import SamplingParams
@@ -35,7 +36,7 @@ class Part:
     token after this part, if there is one, so that a chunk border loses no position.
     """
 
-    input_ids: list[int]
+    input_ids: Sequence[int]
     start: int
     pages: list[int]
     sample: SampleSpec | None

@@ -90,6 +90,7 @@ class RankStorage(Struct, frozen=True, kw_only=True):
     backend: StorageBackend
     config_id: str
     config_hash: str  # of this rank's own settings, its overrides and secrets included
+    is_open: bool = True  # False: it could not be opened; the rank serves without, and tries on
     breaker: Breaker = Breaker.CLOSED
     retry_in_s: float | None = None  # until an open breaker lets a page through
     hit_pages: int = 0  # found by a prefetch, and loaded

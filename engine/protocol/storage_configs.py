@@ -90,7 +90,7 @@ class ValkeyConfig(StorageConfig, frozen=True, kw_only=True):
     url: Annotated[
         str,
         _meta(
-            "valkey://host:port/db, valkeys:// for TLS, or unix:///socket?db=0. Without a password.",
+            "valkey://host:port/db, valkeys:// for TLS, unix:///socket?db=0. No password in it.",
             min_length=1,
             max_length=1024,
             pattern=r"^(valkeys?|rediss?|unix)://[^@\s]+$(?!\n)",
@@ -135,7 +135,12 @@ class MooncakeConfig(StorageConfig, frozen=True, kw_only=True):
     ] = "127.0.0.1"
     metadata_server: Annotated[
         str,
-        _meta("P2PHANDSHAKE, or http://host:port/metadata.", min_length=1, max_length=512),
+        _meta(
+            "P2PHANDSHAKE, or http://host:port/metadata.",
+            min_length=1,
+            max_length=512,
+            extra_json_schema=_ENDPOINT,
+        ),
     ] = "P2PHANDSHAKE"
     protocol: Annotated[Literal["tcp", "rdma"], _meta("Transport.")] = "tcp"
     device_name: Annotated[str, _meta("RDMA devices, by comma.", max_length=512)] = ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from engine.cache.mover import Copier
+from engine.memory.host_pool import HostPool
 from engine.models.forward_batch import ForwardBatch, PartResult
-from engine.protocol import WeightsView
+from engine.protocol import HostLayout, WeightsView
 
 
 class Runner(Protocol):
@@ -35,6 +37,9 @@ class Runner(Protocol):
 
     def resume_kv(self) -> None:
         """Take memory for the pages again; they are empty."""
+
+    def host_tier(self, num_pages: int, layout: HostLayout) -> tuple[HostPool, Copier]:
+        """A host pool for pages of this runner's, and what copies between the two."""
 
     def clear_kv(self) -> None:
         """Forget all pages' contents (a debugging aid may poison them). No page is in use."""

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from engine.memory.device_pool import DevicePool, pages_in_budget
+from engine.memory.host_pool import HostPool, PageShape
+from engine.memory.page_copy import PageCopier
 from engine.models.base import StepModel
 from engine.models.config import read_config
 from engine.models.digest import Digest, DigestingSource
@@ -29,7 +31,7 @@ from engine.models.forward_batch import (
 from engine.models.llama_cpu import LlamaCPU
 from engine.models.registry import Loaded, Placement, load_model, load_weights
 from engine.models.step_inputs import Limits, StepInputs, make_inputs
-from engine.protocol import WeightsView
+from engine.protocol import HostLayout, WeightsView
 from engine.runner.logprobs import Wanted, token_logprobs
 from engine.runner.prompt_rows import PromptRows, find_prompt_rows
 from engine.runner.sampler import Sampler, is_plain_greedy
@@ -82,6 +84,7 @@ class ModelRunner:
             num_pages = pages_in_budget(kv_budget_bytes, layout, config.num_layers)
         self._layout = layout
         self._pool: DevicePool | None = None
+        self._copier: PageCopier | None = None
         self.num_pages = num_pages
         self.resume_kv()
         self._device = placement.device
@@ -152,6 +155,22 @@ class ModelRunner:
         self._pool = DevicePool(self._layout, config.num_layers, self.num_pages, device)
         if self._loaded is not None:
             self._loaded.model.bind(self._pool)
+        if self._copier is not None:
+            self._copier.bind(self._pool.sides())
+
+    def host_tier(self, num_pages: int, layout: HostLayout) -> tuple[HostPool, PageCopier]:
+        """A host pool for pages of this runner's, and what copies between the two."""
+        kv = self._layout
+        shape = PageShape(self.config.num_layers, kv.num_kv_heads, kv.side_bytes)
+        host = HostPool(shape, num_pages, layout)
+        self._copier = PageCopier(self.kv_pool.sides(), host)
+        return host, self._copier
+
+    @property
+    def kv_kind(self) -> str:
+        """How a page's numbers lie: two runners of different kinds cannot share pages."""
+        kv = self._layout
+        return f"{kv.dtype}-{'interleaved' if kv.is_interleaved else 'plain'}-{kv.num_kv_heads}"
 
     # ---- steps -------------------------------------------------------------------------------
 

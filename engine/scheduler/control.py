@@ -12,12 +12,17 @@ from typing import Protocol, assert_never
 
 import msgspec
 
+from engine.cache.keeper import NOT_ENABLED, StorageKeeper
+from engine.cache.storage.base import StorageError
 from engine.ipc.messages import ServingState
 from engine.log import get_logger
 from engine.protocol import (
     WEIGHT_UPDATES,
     AbortRequests,
+    AttachStorage,
+    ClearStorage,
     ContinueGeneration,
+    DetachStorage,
     FlushCache,
     MemoryTag,
     Operation,
@@ -27,6 +32,7 @@ from engine.protocol import (
     ReleaseMemory,
     Repair,
     ResumeMemory,
+    SetCachePolicies,
     Staging,
     UpdateWeightsFromDisk,
     UpdateWeightsFromDistributed,
@@ -79,9 +85,12 @@ class Weights(Protocol):
 class RankHost:
     """Carries out one rank's part. `participant` is set right after both are made."""
 
-    def __init__(self, scheduler: Scheduler, weights: Weights) -> None:
+    def __init__(
+        self, scheduler: Scheduler, weights: Weights, storage: StorageKeeper | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._weights = weights
+        self._storage = storage or StorageKeeper(None)
         self.participant: Participant | None = None
 
     def places(self) -> Places:
@@ -102,6 +111,15 @@ class RankHost:
                 self._stage_weights(participant, op_id, operation, new)
             case ReleaseMemory() | ResumeMemory():
                 participant.staged(op_id, _why_not_now(operation, participant.state))
+            case AttachStorage() if self._attaches(new):
+                assert new.storage_backend is not None
+                self._storage.stage(
+                    new.storage_backend, lambda error: participant.staged(op_id, error)
+                )
+            case AttachStorage() | DetachStorage() | SetCachePolicies():
+                participant.staged(op_id, "" if self._storage.is_possible else NOT_ENABLED)
+            case ClearStorage():
+                participant.staged(op_id, self._storage.why_not_clear())
             case (
                 FlushCache()
                 | UpdateWeightVersion()
@@ -139,6 +157,7 @@ class RankHost:
     def unstage(self) -> None:
         """Drop what was staged, and what was kept for an undo."""
         self._weights.unstage()
+        self._storage.unstage()
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -186,6 +205,10 @@ class RankHost:
                 self._release(operation.tags)
             case ResumeMemory():
                 self._resume(operation.tags)
+            case AttachStorage() | DetachStorage() | SetCachePolicies():
+                self._commit_tiers(new)
+            case ClearStorage():
+                self._clear_storage()
             case AbortRequests() | Repair():
                 raise AssertionError(f"{operation.kind} is not committed by ranks")
             case _:
@@ -209,6 +232,24 @@ class RankHost:
             raise CommitFailedError(
                 f"the weights were loaded, but the flush failed ({error}); the old ones are back"
             ) from error
+
+    def _attaches(self, new: ServingState) -> bool:
+        return new.storage_backend is not None and self._storage.view != new.storage_backend
+
+    def _commit_tiers(self, new: ServingState) -> None:
+        if self._storage.view != new.storage_backend:
+            try:
+                self._storage.commit(new.storage_backend)
+            except StorageError as error:
+                raise CommitFailedError(str(error)) from error
+        self._storage.set_policies(new.policies)
+
+    def _clear_storage(self) -> None:
+        try:
+            deleted = self._storage.clear()
+        except StorageError as error:
+            raise CommitFailedError(f"not cleared, or in part: {error}") from error
+        log.info("storage cleared", pages=deleted)
 
     def _pause(self, mode: PauseMode) -> int:
         match mode:
@@ -255,7 +296,11 @@ class RankHost:
             case ResumeMemory():
                 if MemoryTag.KV_CACHE in operation.tags:
                     self._scheduler.runner.release_kv()
-            case FlushCache() | AbortRequests() | Repair():
+            case AttachStorage() | DetachStorage() | SetCachePolicies():
+                if self._storage.view != old.storage_backend:
+                    self._storage.undo()
+                self._storage.set_policies(old.policies)
+            case FlushCache() | ClearStorage() | AbortRequests() | Repair():
                 raise AssertionError(f"undo of {operation.kind}")
             case _:
                 assert_never(operation)
@@ -269,11 +314,17 @@ class RankHost:
         wants = desired.weights
 
         def told(weights: WeightsView | None, error: str) -> None:
-            if weights is not None:
-                self._take_memory(desired)
-            participant.converged(desired, error)
+            if weights is None:
+                participant.converged(desired, error)
+                return
+            self._take_memory(desired)
+            self._storage.set_policies(desired.policies)
+            self._storage.converge(
+                desired.storage_backend, lambda: participant.converged(desired, "")
+            )
 
         self._weights.unstage()
+        self._storage.unstage()
         is_empty = desired.needs_weights or MemoryTag.WEIGHTS in desired.released
         if is_empty:
             self._weights.release()

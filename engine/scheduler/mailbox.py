@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 import zmq
 
@@ -28,6 +30,12 @@ class Mailbox:
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         self._socket.connect(address)
         self._backlog: deque[bytes] = deque()
+        self._wake_fd, self._waker_fd = os.pipe()  # close-on-exec
+        os.set_blocking(self._wake_fd, False)
+        os.set_blocking(self._waker_fd, False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake_fd, zmq.POLLIN)
 
     def send(self, message: FromRankMessage) -> None:
         """Queue a message; it goes out now if the frontend takes it."""
@@ -58,12 +66,21 @@ class Mailbox:
             yield decode_to_rank(frame)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until something arrives, at most so long."""
-        self._socket.poll(int(timeout_s * 1000))
+        """Sleep until something arrives or `wake` is called, at most so long."""
+        if any(fd == self._wake_fd for fd, _ in self._poller.poll(int(timeout_s * 1000))):
+            with suppress(BlockingIOError):
+                os.read(self._wake_fd, 4096)
+
+    def wake(self) -> None:
+        """End a `wait`, now or to come; from any thread."""
+        with suppress(BlockingIOError):  # full: it will wake anyway
+            os.write(self._waker_fd, b"\0")
 
     def close(self) -> None:
         """Give the socket up."""
         self._context.destroy(linger=0)
+        os.close(self._wake_fd)
+        os.close(self._waker_fd)
 
     def _try(self, frame: bytes) -> bool:
         try:

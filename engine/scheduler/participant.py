@@ -29,7 +29,7 @@ from engine.ipc.messages import (
     View,
     Word,
 )
-from engine.protocol import UNPARKED, Mode, Operation, Places, Staging
+from engine.protocol import Mode, Operation, Places, Staging, parks
 
 
 @dataclass(slots=True, frozen=True)
@@ -105,7 +105,7 @@ class OpenOperation:
     @property
     def parks(self) -> bool:
         """It waits for idle, and its rank admits nothing from then on."""
-        return self.operation.kind not in UNPARKED
+        return parks(self.operation)
 
 
 _LAPSING = (RankPhase.STAGING, RankPhase.PREPARED, RankPhase.PARKING, RankPhase.PARKED)

@@ -7,14 +7,22 @@ The only module of the scheduler that has a clock and a socket. An exception her
 from __future__ import annotations
 
 import os
+import queue
+import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from engine.cache.keeper import StorageKeeper
+from engine.cache.opening import Settings
+from engine.cache.storage.base import Site
+from engine.cache.storage.keys import identity
+from engine.cache.storage.settings import SettingsFolder
 from engine.config import CANNOT_START, EngineConfig, read
 from engine.ipc.messages import (
     AbortRequest,
@@ -29,8 +37,9 @@ from engine.ipc.messages import (
     ToRankMessage,
 )
 from engine.log import get_logger, setup
+from engine.memory.available import available_bytes
 from engine.models.errors import ModelError
-from engine.protocol import Places
+from engine.protocol import Places, StorageView
 from engine.runner.model_runner import ModelRunner
 from engine.scheduler.control import RankHost
 from engine.scheduler.mailbox import Mailbox
@@ -49,6 +58,7 @@ _BUSY_POLL_S = 0.01  # while something runs beside serving
 _STAGING_REPORT_S = 0.25
 _DEFAULT_KV_SHARE = 0.08  # of the machine's memory, over all ranks
 _MAX_DEFAULT_KV_BYTES = 2 << 30
+_MAX_HOST_SHARE = 0.8  # of the memory that is left, over all ranks
 
 
 class RankProcess:
@@ -67,6 +77,9 @@ class RankProcess:
             max_running=config.max_running_requests,
             decoder=Tokenizer(config.model_path),
             poison_freed_pages=config.poison_freed_pages,
+            host_pages=_host_pages(config, runner),
+            host_layout=config.host_layout,
+            wake=self._mailbox.wake,
             is_open=lambda: self._participant.is_open,
             is_stopped=lambda: self._participant.is_stopped,
         )
@@ -81,7 +94,9 @@ class RankProcess:
             roots=[Path(root) for root in config.weights_roots],
         )
         self._questions = Questions(runner, self._background, groups, self._answer)
-        host = RankHost(self._scheduler, self._weights)
+        self._told: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._storage = self._make_storage(runner)
+        host = RankHost(self._scheduler, self._weights, self._storage)
         self._start_weights = runner.weights
         self._participant = Participant(
             rank=rank, inc=inc, host=host, times=config.times, say=self._say
@@ -102,6 +117,7 @@ class RankProcess:
             for message in mailbox.receive():
                 self._take(message, now)
             self._background.poll()
+            self._poll_storage()
             self._participant.tick(now)
             self._step(now)
             self._send_outputs()
@@ -111,8 +127,52 @@ class RankProcess:
             self._report_if_due(time.monotonic(), times.heartbeat_s)
             mailbox.flush()
             if not scheduler.has_work:
-                poll_s = _BUSY_POLL_S if self._background.is_busy else _IDLE_POLL_S
+                is_busy = self._background.is_busy or bool(scheduler.waiting)
+                poll_s = _BUSY_POLL_S if is_busy else _IDLE_POLL_S
                 mailbox.wait(min(poll_s, times.heartbeat_s))
+
+    def _make_storage(self, runner: ModelRunner) -> StorageKeeper:
+        config = self._config
+        roots = tuple(Path(root) for root in config.storage_roots)
+        folder = SettingsFolder(Path(config.storage_dir), roots, config.storage_endpoints)
+
+        def site() -> Site:
+            tiers = self._scheduler.tiers
+            assert tiers is not None
+            pool = tiers.host.pool
+            return Site(
+                model=safe_name(config.model_name),
+                identity=identity(
+                    model=safe_name(config.model_name),
+                    dtype=config.dtype,
+                    layout=config.host_layout,
+                    kernel_layout=runner.kv_kind,
+                    page_size=runner.page_size,
+                    page_bytes=pool.shape.payload_bytes,
+                ),
+                dp_rank=self._rank,
+                record_bytes=pool.record_bytes,
+                layout=config.host_layout,
+                roots=roots,
+                endpoints=config.storage_endpoints,
+                pool=pool.memory,
+            )
+
+        def read(view: StorageView) -> Settings:
+            settings, config_hash = folder.read(view, self._rank)
+            return Settings(view, settings, config_hash)
+
+        return StorageKeeper(self._scheduler.tiers, site, read, self._tell)
+
+    def _tell(self, told: Callable[[], None]) -> None:
+        """From any thread: run this on the scheduler's."""
+        self._told.put(told)
+        self._mailbox.wake()
+
+    def _poll_storage(self) -> None:
+        while not self._told.empty():
+            self._told.get_nowait()()
+        self._storage.tick()
 
     def _step(self, now: float) -> None:
         self._scheduler.step(now)
@@ -182,7 +242,9 @@ class RankProcess:
                 n=self._participant.next_n(),
                 view=view,
                 lease_left_s=self._participant.lease_left_s(now),
-                stats=msgspec.structs.replace(self._scheduler.stats(now), staging=staging),
+                stats=msgspec.structs.replace(
+                    self._scheduler.stats(now), staging=staging, storage=self._storage.report()
+                ),
             )
         )
 
@@ -243,6 +305,26 @@ def make_runner(config: EngineConfig) -> ModelRunner:
         ext_dir=Path(config.ext_cache_dir),
         is_poisoning=config.poison_freed_pages,
     )
+
+
+def _host_pages(config: EngineConfig, runner: ModelRunner) -> int:
+    """Pages of the host pool: as asked, but not more than a share of what memory is left."""
+    if not config.hierarchical:
+        return 0
+    page_bytes = runner.kv_pool.page_bytes()
+    wanted = config.hicache_size_bytes // page_bytes or int(runner.num_pages * config.hicache_ratio)
+    left = available_bytes()
+    if left is not None:
+        share = int(left * _MAX_HOST_SHARE) // config.dp_size // page_bytes
+        if wanted > share:
+            log.warning("host pool is smaller than asked for", pages=share, asked=wanted)
+            wanted = share
+    return max(1, wanted)
+
+
+def safe_name(text: str) -> str:
+    """The last part of a model's name, as a name for folders and keys."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", Path(text).name)[:64].lstrip(".") or "model"
 
 
 def _default_kv_bytes(dp_size: int) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
+
 from engine.cache.kv_cache import Pages
-from engine.ipc.messages import FinishReason, Generate, LogprobEntry
+from engine.cache.ticket import Ticket
+from engine.ipc.messages import FinishReason, Generate, LogprobEntry, TierTokens
 from engine.tokens.detokenize import Decoder, TokenStream
 from engine.tokens.stop import StopMatcher
 
@@ -16,6 +19,7 @@ class Req:
         "_stream",
         "admitted_at",
         "all_ids",
+        "cached",
         "cached_tokens",
         "finish",
         "message",
@@ -30,6 +34,7 @@ class Req:
         "rid",
         "sampling",
         "stop_ids",
+        "ticket",
     )
 
     def __init__(
@@ -40,10 +45,12 @@ class Req:
         self.sampling = message.sampling
         self.namespace = message.extra_key or ""
         self.num_prompt = len(message.input_ids)
-        self.all_ids = list(message.input_ids)
+        self.all_ids = array("I", message.input_ids)
         self.num_computed = 0
         self.pages: Pages | None = None
+        self.ticket = Ticket()
         self.cached_tokens: int | None = None
+        self.cached: TierTokens | None = None
         self.retractions = 0
         self.finish: FinishReason | None = None
         self.received_at = now
@@ -63,7 +70,7 @@ class Req:
     @property
     def output_ids(self) -> list[int]:
         """Tokens generated so far."""
-        return self.all_ids[self.num_prompt :]
+        return self.all_ids[self.num_prompt :].tolist()
 
     @property
     def num_output(self) -> int:

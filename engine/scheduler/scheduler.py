@@ -6,11 +6,22 @@ budget goes to prompts in their order, in chunks. `outputs` collects what the fr
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from engine.cache.kv_cache import KVCache
-from engine.ipc.messages import FinishReason, Generate, LogprobEntry, RankStats, TokenOut
+from engine.cache.kv_cache import KVCache, Pages
+from engine.cache.ticket import Stage, Ticket
+from engine.cache.tiers import Tiers
+from engine.ipc.messages import (
+    FinishReason,
+    Generate,
+    LogprobEntry,
+    RankStats,
+    TierTokens,
+    TokenOut,
+)
 from engine.models.forward_batch import (
     ForwardBatch,
     NonFiniteLogitsError,
@@ -19,12 +30,15 @@ from engine.models.forward_batch import (
     SampleSpec,
     TokenLogprobs,
 )
-from engine.protocol import Places
+from engine.protocol import HostLayout, Places
 from engine.runner.base import Runner
 from engine.scheduler.metrics import RankMetrics
 from engine.scheduler.policy import OutputEstimate, choose_victim
 from engine.scheduler.req import Req
 from engine.tokens.detokenize import Decoder
+
+# Of the waiting requests, those that are looked at in a step: the first of them.
+_LOOK_AHEAD = 64
 
 
 class Scheduler:
@@ -39,6 +53,9 @@ class Scheduler:
         max_running: int = 64,
         decoder: Decoder | None = None,
         poison_freed_pages: bool = False,
+        host_pages: int = 0,
+        host_layout: HostLayout = HostLayout.PAGE_FIRST,
+        wake: Callable[[], None] = lambda: None,
         is_open: Callable[[], bool] = lambda: True,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -48,11 +65,17 @@ class Scheduler:
             page_size=runner.page_size,
             on_free=runner.poison_pages if poison_freed_pages else None,
         )
+        self.tiers: Tiers | None = None
+        if host_pages:
+            pool, copier = runner.host_tier(host_pages, host_layout)
+            self.tiers = Tiers(self.kv, pool, copier, wake)
         self.metrics = RankMetrics()
         self.waiting: deque[Req] = deque()
         self.running: list[Req] = []
         self.outputs: list[TokenOut] = []
         self.last_prefill_tokens = 0  # of the newest step
+        self._hit_tokens = TierTokens()
+        self._is_blocked = False  # all that wait do so for a lower tier
         self._chunk_tokens = chunked_prefill_tokens
         self._max_running = max_running
         self._decoder = decoder
@@ -114,8 +137,12 @@ class Scheduler:
     def flush(self, *, empty_cache: bool) -> int:
         """Drop all cached KV; returns the pages freed. Nothing may be running."""
         assert not self.running, f"flush with {len(self.running)} running requests"
+        if self.tiers is not None:
+            self.tiers.reset()
         freed = self.kv.reset()
         self.runner.clear_kv()
+        for req in self.waiting:
+            req.ticket = Ticket()
         if empty_cache:
             self.runner.empty_cache()
         self.metrics.flushed()
@@ -126,11 +153,16 @@ class Scheduler:
     def places(self) -> Places:
         """What is in flight, by place."""
         chunked = sum(1 for req in self.running if not req.is_decoding)
+        tiers = self.tiers
         return Places(
             running=len(self.running) - chunked,
             chunked_prefill=chunked,
             waiting=len(self.waiting),
             results=len(self.outputs),
+            l1_backup=tiers.host.num_backups if tiers else 0,
+            l2_load=tiers.host.num_loads if tiers else 0,
+            l3_prefetch=tiers.num_prefetches if tiers else 0,
+            l3_backup=tiers.num_storage_backups if tiers else 0,
         )
 
     @property
@@ -138,7 +170,7 @@ class Scheduler:
         """A step would do something."""
         if self._is_stopped():
             return False
-        return bool(self.running) or bool(self.waiting and self._is_open())
+        return bool(self.running) or bool(self.waiting and self._is_open() and not self._is_blocked)
 
     def stats(self, now: float) -> RankStats:
         """Gauges and counters for a report."""
@@ -161,20 +193,40 @@ class Scheduler:
             violation=metrics.violation,
             prefill_tokens_per_s=metrics.prefill_tokens_per_s,
             empty_cache_total=self.runner.num_empty_cache,
+            **self._tier_stats(now),
         )
+
+    def _tier_stats(self, now: float) -> dict[str, Any]:  # Any: the named fields of RankStats
+        if self.tiers is None:
+            return {"hit_tokens": self._hit_tokens}
+        host, size = self.tiers.host, self.kv.page_size
+        return {
+            "host": host.usage(),
+            "hit_tokens": self._hit_tokens,
+            "backup_tokens_total": host.backup_pages_total * size,
+            "backup_dropped_tokens_total": host.dropped_pages_total * size,
+        }
 
     def check_invariants(self) -> None:
         """Count a violation of the page account; never ends the process."""
-        text = self.kv.violation(idle=not self.running)
+        text = self.kv.violation(idle=not self.running and not self._is_copying)
+        if not text and self.tiers is not None:
+            text = self.tiers.violation()
         if text and text != self.metrics.violation:
             self.metrics.violations_total += 1
         self.metrics.violation = text
+
+    @property
+    def _is_copying(self) -> bool:
+        return self.tiers is not None and self.tiers.host.is_copying
 
     # ---- one step ----------------------------------------------------------------------------
 
     def step(self, now: float) -> None:
         """Admit, run one forward pass, process its results."""
         self.last_prefill_tokens = 0
+        if self.tiers is not None:
+            self.tiers.poll()
         if self._is_stopped():
             return
         if self._is_open():
@@ -195,28 +247,77 @@ class Scheduler:
         self._estimate.stepped()
 
     def _admit(self, now: float) -> None:
-        while self.waiting and len(self.running) < self._max_running:
-            req = self.waiting[0]
-            # KV of other weights is never found: their checksum is part of the key.
-            namespace = f"{self.runner.weights.checksum}:{req.namespace}"
-            pages = self.kv.begin(req.all_ids, namespace, req.reusable_tokens)
-            missing = self.kv.missing(pages, len(req.all_ids))
-            reserve = self._estimate.reserve_pages(self.running, self.kv.page_size)
-            if self.running and missing + reserve > self.kv.num_available():
-                self.kv.end(pages, ())
+        """In their order; one whose pages are on their way from a lower tier is passed by."""
+        self._is_blocked = False
+        passed_by = 0
+        for req in list(itertools.islice(self.waiting, _LOOK_AHEAD)):
+            if len(self.running) >= self._max_running:
+                if self.tiers is not None:
+                    self.tiers.look(req.ticket, *self._prefix(req), now)
+                continue
+            if self.tiers is not None and not self.tiers.is_ready(
+                req.ticket, *self._prefix(req), now
+            ):
+                passed_by += 1
+                continue
+            if not self._try_admit(req, now):
                 return
-            if not self.kv.grow(pages, len(req.all_ids)):
-                self.kv.end(pages, ())
-                assert self.running, f"{missing} pages do not fit an idle pool"
-                return
-            self.waiting.popleft()
-            req.pages = pages
-            req.num_computed = pages.num_tree * self.kv.page_size
-            if req.cached_tokens is None:
-                req.cached_tokens = req.num_computed
-                req.admitted_at = now
-                self.metrics.admitted(req.num_prompt, req.num_computed, now)
-            self.running.append(req)
+        self._is_blocked = not self.running and passed_by == len(self.waiting) > 0
+
+    def _prefix(self, req: Req) -> tuple[Sequence[int], str, int]:
+        """What of it may be found in the cache: its tokens, its namespace, how many of them.
+
+        KV of other weights is never found: their checksum is part of the namespace.
+        """
+        return req.all_ids, f"{self.runner.weights.checksum}:{req.namespace}", req.reusable_tokens
+
+    def _try_admit(self, req: Req, now: float) -> bool:
+        """False: there is no room for it now."""
+        pages = self.kv.begin(*self._prefix(req))
+        missing = self.kv.missing(pages, len(req.all_ids))
+        reserve = self._estimate.reserve_pages(self.running, self.kv.page_size)
+        if self.running and missing + reserve > self.kv.num_available():
+            self.kv.end(pages, ())
+            return False
+        if not self.kv.grow(pages, len(req.all_ids)):
+            self.kv.end(pages, ())
+            # An idle pool has room for any request, unless copies hold some of it.
+            assert self.running or self._is_copying, f"{missing} pages do not fit an idle pool"
+            return False
+        self.waiting.remove(req)
+        req.pages = pages
+        req.num_computed = pages.num_tree * self.kv.page_size
+        self.kv.used(pages)
+        if req.cached_tokens is None:
+            req.cached_tokens = req.num_computed
+            by_tier = self._by_tier(req.ticket, pages)
+            req.cached = by_tier if self.tiers is not None else None
+            req.admitted_at = now
+            self.metrics.admitted(req.num_prompt, req.num_computed, now)
+            self._count_hits(by_tier)
+        req.ticket = Ticket()
+        self.running.append(req)
+        return True
+
+    def _by_tier(self, ticket: Ticket, pages: Pages) -> TierTokens:
+        loaded = min(ticket.loaded_pages, pages.num_tree) if ticket.stage is Stage.READY else 0
+        fetched = min(ticket.fetched_pages, loaded)
+        size = self.kv.page_size
+        attached = self.tiers.attached if self.tiers is not None else None
+        return TierTokens(
+            device=(pages.num_tree - loaded) * size,
+            host=(loaded - fetched) * size,
+            storage=fetched * size,
+            storage_backend=attached.view.backend if attached else None,
+        )
+
+    def _count_hits(self, cached: TierTokens) -> None:
+        total = self._hit_tokens
+        self._hit_tokens = TierTokens(
+            device=total.device + cached.device,
+            host=total.host + cached.host,
+            storage=total.storage + cached.storage,
+        )
 
     def _plan(self) -> list[tuple[Req, Part]]:
         """This step's parts: every decode, then prompts in order as far as the budget goes."""
@@ -359,6 +460,7 @@ class Scheduler:
                 logprobs=logprobs,
                 prompt_logprobs=req.prompt_logprobs,
                 cached_tokens=req.cached_tokens or 0,
+                cached=req.cached,
                 retractions=req.retractions,
                 weight_version=self.runner.weights.version,
                 finish=finish,
@@ -412,6 +514,7 @@ class Scheduler:
         self._release(req)
         self.running.remove(req)
         req.num_computed = 0
+        req.ticket = Ticket()
         req.retractions += 1
         self.metrics.retractions_total += 1
         self.waiting.appendleft(req)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 
+import torch
+
+from engine.memory.host_pool import HostPool, PageShape
 from engine.models.forward_batch import (
     ForwardBatch,
     NonFiniteLogitsError,
@@ -16,7 +19,7 @@ from engine.models.forward_batch import (
     PartResult,
     TokenLogprobs,
 )
-from engine.protocol import WeightsView
+from engine.protocol import HostLayout, WeightsView
 
 EOS = 256
 
@@ -113,6 +116,12 @@ class FakeRunner:
             output = TokenLogprobs(token_id=token, logprob=-0.5, chosen_ids=chosen)
         return PartResult(next_token=token, output=output, prompt=prompt)
 
+    def host_tier(self, num_pages: int, layout: HostLayout) -> tuple[HostPool, SlotCopier]:
+        """Its slots as bytes, so that real records of them are kept."""
+        shape = PageShape(num_layers=1, num_heads=1, side_bytes=SLOT_BYTES * self.page_size // 2)
+        pool = HostPool(shape, num_pages, layout)
+        return pool, SlotCopier(self, pool)
+
     def swap(self, loaded: object, weights: WeightsView) -> object:
         """Weights are no more than their name here."""
         before, self.weights = self.weights, weights
@@ -137,6 +146,39 @@ class FakeRunner:
     def empty_cache(self) -> None:
         self.emptied += 1
         self.num_empty_cache += 1
+
+
+SLOT_BYTES = 64  # of one token: its id, then the checksum of the weights that computed it
+
+
+class SlotCopier:
+    """Implements engine.cache.mover.Copier. `before_copy` may block or raise."""
+
+    def __init__(self, runner: FakeRunner, pool: HostPool) -> None:
+        self.runner, self.pool = runner, pool
+        self.before_copy: Callable[[], None] = lambda: None
+
+    def to_host(self, device_pages: Sequence[int], host_pages: Sequence[int]) -> None:
+        self.before_copy()
+        for here, there in zip(device_pages, host_pages, strict=True):
+            blob = b"".join(self._slot(here, slot) for slot in range(self.runner.page_size))
+            half = len(blob) // 2
+            for s in (0, 1):
+                part = bytearray(blob[s * half : (s + 1) * half])
+                self.pool.side(0, s)[there, 0] = torch.frombuffer(part, dtype=torch.uint8)
+
+    def _slot(self, page: int, slot: int) -> bytes:
+        token, weights = self.runner._slots[page, slot]
+        return token.to_bytes(4, "little") + weights.encode().ljust(SLOT_BYTES - 4, b"\0")
+
+    def to_device(self, host_pages: Sequence[int], device_pages: Sequence[int]) -> None:
+        self.before_copy()
+        for there, here in zip(host_pages, device_pages, strict=True):
+            blob = b"".join(bytes(self.pool.side(0, s)[there, 0].tolist()) for s in (0, 1))
+            for slot in range(self.runner.page_size):
+                part = blob[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES]
+                weights = part[4:].rstrip(b"\0").decode()
+                self.runner._slots[here, slot] = (int.from_bytes(part[:4], "little"), weights)
 
 
 class ByteDecoder:

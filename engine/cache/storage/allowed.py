@@ -2,20 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from engine.cache.storage.base import Site, StorageError
+from engine.protocol import StorageBackend, StorageConfig, fields_of
+
+NO_ENDPOINT = "P2PHANDSHAKE"  # what Mooncake calls having no metadata server
+
+
+def check(
+    config: StorageConfig,
+    backend: StorageBackend,
+    roots: Sequence[Path],
+    endpoints: Sequence[str],
+) -> None:
+    """Every path and endpoint of these settings is allowed. Raises StorageError."""
+    for field in fields_of(backend):
+        value = getattr(config, field.name)
+        if field.kind == "path":
+            beneath(roots, value, field.name)
+        elif field.kind == "endpoint" and value and value != NO_ENDPOINT:
+            _check_endpoint(roots, endpoints, value, field.name)
+
+
+def _check_endpoint(roots: Sequence[Path], endpoints: Sequence[str], value: str, what: str) -> None:
+    url = urlsplit(value if "://" in value else f"//{value}")
+    if url.username is not None or url.password is not None:
+        raise StorageError(f"{what} must not hold a user or a password")
+    if url.scheme == "unix":
+        beneath(roots, url.path, what)
+        return
+    try:
+        host, port = url.hostname, url.port
+    except ValueError as error:
+        raise StorageError(f"{what} names no port") from error
+    if not host:
+        raise StorageError(f"{what} names no host")
+    defaults = {"http": 80, "https": 443, "valkey": 6379, "valkeys": 6379}
+    defaults |= {"redis": 6379, "rediss": 6379}
+    reachable(endpoints, host, port or defaults.get(url.scheme, 0), what)
 
 
 def folder(site: Site, path: str, what: str) -> Path:
+    """The folder that `path` names, beneath a root of the engine's. Raises StorageError."""
+    return beneath(site.roots, path, what)
+
+
+def beneath(roots: Sequence[Path], path: str, what: str) -> Path:
     """The folder that `path` names, beneath a root; the first root for "". It need not exist.
 
     Raises StorageError for one that lies elsewhere, by `..` or by a link.
     """
-    if not site.roots:
+    if not roots:
         raise StorageError("this engine has no storage root; start it with --storage-root")
     if not path:
-        return site.roots[0]
+        return roots[0]
     named = Path(path)
     if "\0" in path or not named.is_absolute() or ".." in named.parts:
         raise StorageError(f"{what} must be an absolute path without '..'")
@@ -23,7 +66,7 @@ def folder(site: Site, path: str, what: str) -> Path:
         real = named.resolve()
     except (OSError, RuntimeError) as error:
         raise StorageError(f"{what} cannot be resolved: {error}") from error
-    for root in site.roots:
+    for root in roots:
         if real.is_relative_to(root.resolve()):
             return real
     raise StorageError(f"{what} is not under an allowed storage root")
@@ -43,7 +86,12 @@ def made_folder(site: Site, path: str, what: str) -> Path:
 
 def endpoint(site: Site, host: str, port: int, what: str) -> None:
     """Raises StorageError for an endpoint that the engine may not connect to."""
-    for pattern in site.endpoints:
+    reachable(site.endpoints, host, port, what)
+
+
+def reachable(endpoints: Sequence[str], host: str, port: int, what: str) -> None:
+    """The same, of a list of "host:port", "host:*" and "*"."""
+    for pattern in endpoints:
         allowed_host, _, allowed_port = pattern.rpartition(":")
         if pattern == "*" or (
             allowed_host.strip("[]") == host.strip("[]") and allowed_port in ("*", str(port))

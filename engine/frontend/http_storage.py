@@ -1,0 +1,250 @@
+"""Routes of the storage backend: SGLang's fields, texts and status codes, and what it does not say.
+
+Every reply of a change is about all ranks; with `Accept: application/json` it lists each of them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.config import EngineConfig
+from engine.frontend.core import Frontend
+from engine.frontend.http_admin import wants_json
+from engine.frontend.http_errors import HTTPError, json_response
+from engine.frontend.http_json import convert, read_json
+from engine.frontend.http_operation import (
+    STATUS,
+    Options,
+    operation_error,
+    result_json,
+    wait,
+)
+from engine.frontend.query import flag, no_others, number, one
+from engine.protocol import (
+    MAX_TIMEOUT_S,
+    AttachStorage,
+    ClearStorage,
+    DetachStorage,
+    ErrorCode,
+    Mode,
+    Operation,
+    OperationResult,
+    Outcome,
+    PrefetchPolicy,
+    ProtocolError,
+    RankView,
+    StorageBackend,
+    WritePolicy,
+)
+from engine.protocol.storage import ConfigText
+from engine.protocol.types import OperationId
+
+NO_ADMIN_KEY = (
+    "This endpoint requires admin API key, but this server was started without one "
+    "(admin-api-key). Restart with --admin-api-key to enable."
+)
+ATTACHED = "HiCache storage backend attached.\n"
+NOT_ATTACHED = "Failed to attach HiCache storage backend.\n"
+DETACHED = "HiCache storage backend detached.\n"
+NOT_DETACHED = "Failed to detach HiCache storage backend.\n"
+CLEARED = "Hierarchical cache storage backend cleared.\n"
+NOT_CLEARED = "Failed to clear the storage backend.\n"
+ATTACH_DONE = "Attached HiCache storage backend successfully.\n"
+ATTACH_SAME = "HiCache storage backend already enabled with same backend; policies updated.\n"
+DETACH_DONE = "Detached HiCache storage backend successfully.\n"
+
+
+class _Attach(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    hicache_storage_backend: StorageBackend
+    hicache_storage_backend_extra_config_json: ConfigText | None = None
+    hicache_storage_prefetch_policy: PrefetchPolicy | None = None
+    hicache_write_policy: WritePolicy | None = None
+    rank_configs: dict[str, dict[str, Any]] = {}  # DP rank → settings laid over the config
+    replace: bool = False
+
+
+class _Id(msgspec.Struct):
+    op_id: OperationId
+
+
+def _refuse_without_key(config: EngineConfig) -> Response | None:
+    """These routes are never open: a store is another machine's, and its settings hold secrets."""
+    return None if config.admin_api_key else json_response({"error": NO_ADMIN_KEY}, 400)
+
+
+# ---- PUT -------------------------------------------------------------------------------------
+
+
+async def attach(request: Request) -> Response:
+    """PUT /hicache/storage-backend"""
+    frontend: Frontend = request.app.state.frontend
+    refused = _refuse_without_key(frontend.config)
+    if refused is not None:
+        return refused
+    body = await read_json(request, _Attach)
+    operation = AttachStorage(
+        backend=body.hicache_storage_backend,
+        config=body.hicache_storage_backend_extra_config_json or "",
+        rank_configs={
+            rank: msgspec.json.encode(own).decode() for rank, own in body.rank_configs.items()
+        },
+        prefetch_policy=body.hicache_storage_prefetch_policy,
+        write_policy=body.hicache_write_policy,
+        replace=body.replace,
+    )
+
+    def done(result: OperationResult) -> str:
+        return ATTACH_SAME if result.storage_before == result.storage else ATTACH_DONE
+
+    return await _answered(request, operation, body, (ATTACHED, NOT_ATTACHED, "attach"), done)
+
+
+# ---- DELETE, clear ---------------------------------------------------------------------------
+
+
+async def detach(request: Request) -> Response:
+    """DELETE /hicache/storage-backend?timeout=&mode=&force=&op_id="""
+    refused = _refuse_without_key(request.app.state.frontend.config)
+    if refused is not None:
+        return refused
+    options = _options(request, {"force"})
+    operation = DetachStorage(force=flag(request.query_params, "force", default=False))
+    texts = (DETACHED, NOT_DETACHED, "detach")
+    return await _answered(request, operation, options, texts, lambda _: DETACH_DONE)
+
+
+async def clear(request: Request) -> Response:
+    """POST /hicache/storage-backend/clear?timeout=&mode=&op_id="""
+    refused = _refuse_without_key(request.app.state.frontend.config)
+    if refused is not None:
+        return refused
+    texts = (CLEARED, NOT_CLEARED, "clear")
+    return await _answered(request, ClearStorage(), _options(request, set()), texts, lambda _: "")
+
+
+def _options(request: Request, more: set[str]) -> Options:
+    query = request.query_params
+    no_others(query, {"timeout", "mode", "op_id", *more})
+    op_id = query.get("op_id") or None
+    if op_id is not None:
+        convert({"op_id": op_id}, _Id, {})
+    return Options(
+        timeout=number(query, "timeout", default=0.0, low=0.0, high=MAX_TIMEOUT_S),
+        mode=Mode(one(query, "mode", default=Mode.WAIT, choices=Mode)),
+        op_id=op_id,
+    )
+
+
+# ---- replies ---------------------------------------------------------------------------------
+
+
+async def _answered(
+    request: Request,
+    operation: Operation,
+    options: Options,
+    texts: tuple[str, str, str],
+    done: Callable[[OperationResult], str],
+) -> Response:
+    frontend: Frontend = request.app.state.frontend
+    good, bad, verb = texts
+    try:
+        follower = frontend.operations.submit(
+            op_id=options.op_id or f"http-{uuid.uuid4()}",
+            operation=operation,
+            mode=options.mode,
+            timeout_s=options.timeout,
+            requested_by="http",
+        )
+    except ProtocolError as error:
+        if wants_json(request):
+            return operation_error(error)
+        is_invalid = error.code is ErrorCode.INVALID_ARGUMENT
+        status = 400 if is_invalid else STATUS.get(error.code, 503)
+        return Response(f"{bad}{error.message}\n", status)
+    result = await wait(request, frontend, follower, is_owned=options.op_id is None)
+    if result is None:
+        return Response(status_code=499)  # nobody is left to read it
+    ok = result.outcome is Outcome.SUCCEEDED
+    if wants_json(request):
+        return json_response(result_json(result), 200 if ok else 400)
+    return Response(good + done(result) if ok else bad + _why(result, verb), 200 if ok else 400)
+
+
+def _why(result: OperationResult, verb: str) -> str:
+    """SGLang's line for a busy engine, then which places are busy on which rank."""
+    busy = [r.places for r in result.ranks if r.places is not None and not r.places.is_idle]
+    line = ""
+    if busy:
+        waiting = sum(places.waiting for places in busy)
+        running = sum(places.running + places.chunked_prefill for places in busy)
+        line = (
+            f"Reject {verb}: scheduler is not idle. #queue-req={waiting} #running-req={running}\n"
+        )
+    return f"{line}{result.message}\n"
+
+
+# ---- GET -------------------------------------------------------------------------------------
+
+
+async def status(request: Request) -> Response:
+    """GET /hicache/storage-backend: what is desired, and what each rank says it has."""
+    frontend: Frontend = request.app.state.frontend
+    refused = _refuse_without_key(frontend.config)
+    if refused is not None:
+        return refused
+    desired = frontend.journal.index.desired
+    view, policies = desired.storage_backend, desired.policies
+    ranks = [_rank(rank, view is not None) for rank in frontend.state().ranks]
+    return json_response(
+        {
+            "hicache_storage_backend": view.backend if view else None,
+            "hicache_storage_backend_extra_config": (view.config or None) if view else None,
+            "hicache_storage_prefetch_policy": policies.prefetch_policy,
+            "hicache_write_policy": policies.write_policy,
+            "rank_configs": view.rank_configs if view else {},
+            "config_id": view.config_id if view else None,
+            "drift": any(rank["drift"] for rank in ranks),
+            "ranks": ranks,
+        }
+    )
+
+
+def _rank(rank: RankView, is_desired: bool) -> dict[str, Any]:  # Any: JSON
+    """One rank's own word."""
+    storage = rank.storage
+    attached = storage if storage is not None and storage.is_open else None
+    return {
+        "dp_rank": rank.dp_rank,
+        "online": rank.online,
+        "proven": rank.proven,
+        "attached": attached is not None,
+        "hicache_storage_backend": attached.backend if attached else None,
+        "config_hash": storage.config_hash if storage else None,
+        "drift": rank.online
+        and ((attached is not None) != is_desired or (attached is not None and attached.drifts)),
+        "health": storage.breaker if storage else None,
+        **({} if storage is None else {"storage": msgspec.to_builtins(storage)}),
+    }
+
+
+async def layout(request: Request) -> Response:
+    """GET /get_hicache_l3_cache_layout: SGLang answers for Mooncake only; here for any backend."""
+    frontend: Frontend = request.app.state.frontend
+    view = frontend.journal.index.desired.storage_backend
+    config = frontend.config
+    body: dict[str, Any] = {
+        "enabled": view is not None,
+        "backend": view.backend if view else None,
+        "page_size": config.page_size,
+        "hicache_object_layout": {"pools": [{"name": "kv", "layout": config.host_layout}]},
+        "reason": "" if view else "no storage backend is attached",
+    }
+    if not config.hierarchical:
+        raise HTTPError(400, "Hierarchical cache is not enabled.")
+    return json_response(body)
