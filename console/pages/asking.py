@@ -31,6 +31,14 @@ def sentence(message: str) -> str:
     return f"{message[:1].upper()}{message[1:]}."
 
 
+def uuid_read(text: str) -> uuid.UUID:
+    """A job's id from a link. Raises Invalid."""
+    try:
+        return uuid.UUID(text)
+    except ValueError as error:
+        raise Invalid("a link names a job that is none") from error
+
+
 def reason_check(reason: str, errors: dict[str, str]) -> str:
     """The reason as it will be recorded; its error in `errors`."""
     if not reason:

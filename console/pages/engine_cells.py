@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString, mark_safe
 from console.models import Job
 from console.pages import words
 from console.pages.kinds import kind_words
+from console.pages.tier_cells import engine_tiers_cell, tiers_cell
 from console.pages.weights_cells import rank_version
 from console.selectors.engines import EngineView
 from console.selectors.weights import Served, served_by
@@ -21,7 +22,6 @@ from console.templatetags.q_tags import (
     DASH,
     Cells,
     age,
-    cellbar,
     icon,
     places,
     ranks,
@@ -29,25 +29,10 @@ from console.templatetags.q_tags import (
     state,
     tile,
 )
-from engine.protocol import KVUsage, RankView
+from engine.protocol import RankView
 
 _NONE = mark_safe('<span class="faint">none</span>')
 _NOT_KNOWN = mark_safe("not known")
-
-
-def kv_cell(kv: KVUsage | None) -> SafeString:
-    """Pages that hold something now, against the pool; then the exact counts."""
-    if kv is None or not kv.total_pages:
-        return DASH
-    filled = kv.used_pages + kv.evictable_pages
-    share = 100 * filled / kv.total_pages
-    return format_html(
-        '{}<span class="sub"><b>{}</b> used · <b>{}</b> evictable · <b>{}</b> total</span>',
-        cellbar(share),
-        f"{kv.used_pages:,}",
-        f"{kv.evictable_pages:,}",
-        f"{kv.total_pages:,}",
-    )
 
 
 def percent(share: float | None) -> SafeString:
@@ -67,7 +52,7 @@ def rank_cells(view: EngineView, rank: RankView, now: datetime) -> Cells:
         f"{key}-why": places(words.nonzero(rank.places)) if known else _NOT_KNOWN,
         f"{key}-run": format_html("{}", rank.running) if known else DASH,
         f"{key}-wait": format_html("{}", rank.waiting) if known else DASH,
-        f"{key}-kv": kv_cell(rank.kv) if known else DASH,
+        f"{key}-kv": tiers_cell(rank) if known else DASH,
         f"{key}-hit": percent(rank.hit_rate) if known else DASH,
         f"{key}-tps": format_html("{}", f"{rank.decode_tokens_per_s:.0f}") if known else DASH,
         f"{key}-w": rank_version(view, rank),
@@ -177,9 +162,6 @@ def fleet_row_cells(view: EngineView, job: Job | None, now: datetime) -> Cells:
     """One row of the fleet."""
     key = f"e-{view.name}"
     known = view.online and view.state is not None
-    kv = [rank.kv for rank in view.ranks if rank.kv is not None]
-    total = sum(one.total_pages for one in kv)
-    filled = sum(one.used_pages + one.evictable_pages for one in kv)
     hits = [rank.hit_rate for rank in view.ranks if rank.hit_rate is not None]
     model = f"{view.state.model} · DP {len(view.ranks)}" if view.state else "never seen"
     return {
@@ -188,7 +170,7 @@ def fleet_row_cells(view: EngineView, job: Job | None, now: datetime) -> Cells:
         f"{key}-ranks": ranks(words.rank_words(view)) if view.ranks else DASH,
         f"{key}-run": format_html("{}", sum(r.running for r in view.ranks)) if known else DASH,
         f"{key}-wait": format_html("{}", sum(r.waiting for r in view.ranks)) if known else DASH,
-        f"{key}-kv": cellbar(100 * filled / total) if known and total else DASH,
+        f"{key}-kv": engine_tiers_cell(view) if known else DASH,
         f"{key}-hit": percent(sum(hits) / len(hits) if hits else None) if known else DASH,
         f"{key}-w": _weights(view),
         f"{key}-age": age(words.heard_at(view), now),

@@ -10,6 +10,7 @@ from uuid import UUID
 from console import fragments
 from console.clock import db_now
 from console.models import User
+from console.pages.backend_cells import backend_cells, backend_row_cells
 from console.pages.engines import engine_page_cells
 from console.pages.fleet import fleet_cells
 from console.pages.job_cells import job_list_cells
@@ -32,17 +33,19 @@ def _sent(cells: Cells) -> Fragments:
 
 
 def _fleet(topic: str, user: User) -> Fragments:
-    views = engine_list()
+    views, now = engine_list(), db_now()
     cells = fleet_cells(views)
     for view in views:
-        cells |= engine_matrix_cells(view)
+        cells |= engine_matrix_cells(view) | backend_row_cells(view, now)
     return _sent(cells)
 
 
 def _engine(topic: str, user: User) -> Fragments:
-    view = engine_get(name=topic.partition(":")[2])
-    # On the weights page of an engine `-note` and such are its own; the rest has the same words.
-    return _sent({**engine_weights_cells(view, db_now()), **engine_page_cells(view)})
+    view, now = engine_get(name=topic.partition(":")[2]), db_now()
+    # On the weights page of an engine `-note` and such are its own, on its backend's page `-br`;
+    # the rest has the same words.
+    own = {**engine_weights_cells(view, now), **backend_cells(view, now)}
+    return _sent({**own, **engine_page_cells(view)})
 
 
 def _job(topic: str, user: User) -> Fragments:

@@ -16,6 +16,7 @@ from console.models import AuditEntry, Job, JobRankResult
 from console.pages import words
 from console.pages.audit_words import entry_sentence
 from console.pages.job_steps import steps_of
+from console.pages.job_storage import storage_cells
 from console.pages.job_story import next_of
 from console.pages.kinds import job_name, kind_words
 from console.pages.pending import panel_of_job, panel_render
@@ -185,6 +186,7 @@ def job_cells(job: Job, entries: list[AuditEntry], num_ranks: int, now: datetime
         "job-took": format_html("{}", took(job)),
         "job-mode": format_html("<code>{}</code>", job.mode),
         "steps": _steps(job, now),
+        **storage_cells(job),
         **_score_cells(job, rows),
     }
     for row in rows:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from django.utils.safestring import SafeString
 
-from console.choices import SHARED_KINDS, WAITING_KINDS, WEIGHT_UPDATES, JobKind, Mode
+from console.choices import SHARED_KINDS, STORAGE_KINDS, WEIGHT_UPDATES, JobKind, Mode
 from console.models import Job
 from console.pages.job_steps import reply_number
+from console.pages.job_storage import partial_words, reasons_of, succeeded_words
 from console.pages.kinds import kind_words
+from console.selectors.jobs import job_waits
 from console.selectors.weights import Weights
 
 
@@ -89,6 +91,8 @@ def _succeeded(job: Job) -> str:
                 f"All {total} ranks serve what the engine is to serve, and requests reach them "
                 "again."
             )
+    if job.kind in STORAGE_KINDS:
+        return succeeded_words(job)
     if new is None:
         return f"All {total} ranks are {kind_words(job.kind).done}."
     sum_words = f", checksum {new.checksum[:8]}" if new.checksum else ""
@@ -110,6 +114,8 @@ def _partial(job: Job) -> str:
             "An unflushed rank still serves right answers from its old cache. Nothing more "
             "happens by itself; a new flush of every rank is harmless."
         )
+    if job.kind in STORAGE_KINDS:
+        return f"{done} {kind.done}, {odd} not. {reasons_of(job) or said}. {partial_words(job)}"
     if job.kind in WEIGHT_UPDATES:
         new = weights_now(job)
         what = f"The engine is to serve {new.version}; " if new else ""
@@ -129,10 +135,12 @@ def ended_of(job: Job, word: str) -> Next:
         case "failed":
             hint = (
                 " Ask again, with a deadline or in mode drain, when it suits."
-                if job.kind in WAITING_KINDS
+                if job_waits(job)
                 else ""
             )
             said = _said(job, "The engine refused")
+            if job.kind in STORAGE_KINDS and reasons_of(job):
+                said = f"{said}. {reasons_of(job)}"
             text = f"{said}. {nothing}. Nothing more happens by itself.{hint}"
             return Next("n-bad", "alert-triangle", "Not done.", text)
         case "partial":
@@ -141,16 +149,16 @@ def ended_of(job: Job, word: str) -> Next:
             hint = (
                 " and no request was disturbed; parked ranks serve again. Mode drain would hold "
                 "new requests instead of waiting for a gap."
-                if job.mode in (Mode.WAIT, Mode.IF_IDLE) and job.kind in WAITING_KINDS
+                if job.mode in (Mode.WAIT, Mode.IF_IDLE) and job_waits(job)
                 else "; held requests were released and parked ranks serve again."
-                if job.kind in WAITING_KINDS
+                if job_waits(job)
                 else "."
             )
             said = _said(job, "The deadline passed before every rank was idle")
             return Next("", "clock-x", "Not done.", f"{said}. {nothing}{hint}")
         case "cancelled":
             text = f"Cancelled before the decision: {nothing_words(job)}"
-            held = ", held requests were released." if job.kind in WAITING_KINDS else "."
+            held = ", held requests were released." if job_waits(job) else "."
             return Next("", "ban", "Not done.", text + held)
     lost = _said(job, "The engine’s memory of this job is gone")
     again = "" if job.kind in SHARED_KINDS else " Look at the engine’s page for what is true now."

@@ -7,10 +7,11 @@ from datetime import datetime
 
 from django.utils.safestring import SafeString
 
-from console.choices import WAITING_KINDS, WEIGHT_UPDATES, JobKind, JobState
+from console.choices import WEIGHT_UPDATES, JobKind, JobState
 from console.models import Job
 from console.pages import words
 from console.pages.kinds import kind_words
+from console.selectors.jobs import job_waits
 from console.templatetags.q_tags import age, duration, fine, size, size_of
 
 
@@ -55,17 +56,33 @@ def _engine_took_s(job: Job) -> float | None:
     return None if started is None or finished is None else max(0.0, finished - started)
 
 
+def _commit_words(job: Job) -> str:
+    if job.kind == JobKind.ATTACH_STORAGE_BACKEND and job.params.get("replace"):
+        return "detach the old one, attach the new one"
+    if job.kind == JobKind.DETACH_STORAGE_BACKEND and job.params.get("force"):
+        return "give up transfers in flight, close"
+    return kind_words(job.kind).commit
+
+
+def _is_prepared(step: Step) -> bool:
+    """A step that every rank takes while it serves."""
+    return step.title.startswith(("Stage", "Open"))
+
+
 def _todo(job: Job) -> list[Step]:
     """Everything after the sending, not begun."""
     ranks = len(job.ranks.all())
     found = []
     if job.kind in WEIGHT_UPDATES:
         found.append(Step("not started", "Stage and verify", detail="beside serving"))
-    if job.kind in WAITING_KINDS:
+    if job.kind == JobKind.ATTACH_STORAGE_BACKEND:
+        title = f"Open and probe {job.params.get('backend', '')}"
+        found.append(Step("not started", title, detail="on every rank, beside serving"))
+    if job_waits(job):
         found.append(Step("not started", "Wait for idle"))
     title = f"Commit on {ranks} ranks" if ranks else "Commit on every rank"
-    found.append(Step("not started", title, detail=kind_words(job.kind).commit))
-    if job.kind in WAITING_KINDS:
+    found.append(Step("not started", title, detail=_commit_words(job)))
+    if job_waits(job):
         found.append(Step("not started", "Release held requests", detail="whatever the outcome"))
     return found
 
@@ -93,8 +110,8 @@ def _open(job: Job, now: datetime) -> list[Step]:
     word, todo = words.job_word(job), _todo(job)
     titles = [step.title for step in todo]
     commit = next(n for n, title in enumerate(titles) if title.startswith("Commit"))
-    current = commit if word in _COMMITTED or job.kind not in WAITING_KINDS else commit - 1
-    if job.kind in WEIGHT_UPDATES and word == "preparing":
+    current = commit if word in _COMMITTED or not job_waits(job) else commit - 1
+    if _is_prepared(todo[0]) and word == "preparing":
         current = 0
     steps = [replace(step, word="ok") for step in todo[:current]]
     took = "" if word in _COMMITTED else _counting(job.dispatched_at, now)
@@ -113,7 +130,7 @@ def _ended(job: Job) -> list[Step]:
     for step in todo:
         if is_over:
             found.append(step)
-        elif step.title.startswith("Stage"):
+        elif _is_prepared(step):
             is_over = staged_s is None and not is_done
             took = fine(staged_s) if staged_s is not None else ""
             found.append(replace(step, word=word if is_over else "ok", took=took))

@@ -8,11 +8,12 @@ from __future__ import annotations
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from console.choices import WAITING_KINDS, WEIGHT_UPDATES, Mode
+from console.choices import WEIGHT_UPDATES, JobKind, Mode
 from console.models import Job
 from console.pages import words
 from console.pages.job_ends import Next, ended_of, nothing_words
 from console.pages.kinds import kind_words
+from console.selectors.jobs import job_waits
 from console.templatetags.q_tags import at, short
 
 LEAD = "What happens next."
@@ -45,6 +46,8 @@ def next_of(job: Job) -> Next:
         )
     if job.kind in WEIGHT_UPDATES and word == "preparing":
         return Next("", "clock", LEAD, _staging(job))
+    if job.kind == JobKind.ATTACH_STORAGE_BACKEND and word == "preparing":
+        return Next("", "clock", LEAD, _probing(job))
     return _waiting(job)
 
 
@@ -88,7 +91,7 @@ def _committing(job: Job, word: str) -> str:
             "The engine has decided: every rank swaps its weights now. Old copies are kept until "
             "the last one has. Deadline and cancel no longer apply."
         )
-    if job.kind in WAITING_KINDS:
+    if job_waits(job):
         return (
             f"The engine has decided: every rank is being {kind_words(job.kind).done} now, which "
             "takes a moment. Deadline and cancel no longer apply."
@@ -111,9 +114,17 @@ def _staging(job: Job) -> str:
     )
 
 
+def _probing(job: Job) -> str:
+    backend = job.params.get("backend", "the backend")
+    return (
+        f"Every rank opens {backend} and writes, reads, compares and deletes one page, beside "
+        "serving. If a rank cannot, it is named with its reason and every rank stays as it is."
+    )
+
+
 def _waiting(job: Job) -> Next:
     done = kind_words(job.kind).done
-    if job.kind not in WAITING_KINDS:
+    if not job_waits(job):
         return Next("", "clock", LEAD, "The engine carries it out on every rank at once.")
     if job.deadline_at is None:
         return Next(

@@ -11,7 +11,7 @@ from django.http.response import HttpResponseBase
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from console.choices import HARSHER, WAITING_KINDS, WEIGHT_UPDATES, JobState, Mode, Via
+from console.choices import HARSHER, STORAGE_KINDS, WEIGHT_UPDATES, JobState, Mode, Via
 from console.clock import db_now
 from console.exceptions import Conflict, ConsoleError, Invalid
 from console.models import Job
@@ -22,7 +22,7 @@ from console.pages.shell import page, page_render, see_other
 from console.requests import actor_of
 from console.selectors.audit import audit_of_job
 from console.selectors.engines import engine_get, engine_list
-from console.selectors.jobs import job_get, job_list, jobs_open_count
+from console.selectors.jobs import job_get, job_list, job_waits, jobs_open_count
 from console.services.job_control import job_cancel, job_extend, job_force
 from console.templatetags.q_tags import Cells, short
 
@@ -87,8 +87,10 @@ def job(request: HttpRequest, job_id: UUID) -> HttpResponse:
             "short": short(found.pk),
             "words": kind_words(found.kind),
             "to_version": asked_version(found),
-            "waits": found.kind in WAITING_KINDS,
+            "job_title": job_title(found),
+            "waits": job_waits(found),
             "is_weights": found.kind in WEIGHT_UPDATES,
+            "is_storage": found.kind in STORAGE_KINDS,
             "asked": asked_of(found),
             "cells": cells,
             "rows": rank_rows(found, 0),

@@ -3,103 +3,38 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods, require_safe
 
-from console.choices import WAITING_KINDS, JobKind, Mode
+from console.choices import STORAGE_KINDS, WAITING_KINDS, JobKind, Mode
 from console.clock import db_now
-from console.exceptions import Invalid, NotFound
-from console.pages.asking import PRESETS_S, ask, key_read, reason_check, seconds_check, sentence
+from console.exceptions import Conflict, Invalid, NotFound
+from console.models import Job
+from console.pages.asking import (
+    PRESETS_S,
+    ask,
+    key_read,
+    reason_check,
+    seconds_check,
+    sentence,
+    uuid_read,
+)
+from console.pages.job_storage import undo_reason
 from console.pages.kinds import KindWords, kind_words
+from console.pages.operate_kinds import EFFECTS, MODES, Choice
 from console.pages.plan_rows import PlanPanel, stand_in
 from console.pages.shell import page, page_render
 from console.params import JobParams, params_of
 from console.selectors.engines import EngineView, engine_get
+from console.selectors.jobs import job_get
 from console.selectors.plans import job_plan
+from console.selectors.storage import undo_of
+from console.templatetags.q_tags import short
 from engine.protocol import MAX_TIMEOUT_S
-
-MODES = (
-    (Mode.IF_IDLE, "Only if every rank is idle now; otherwise refused at once, nothing changed."),
-    (Mode.WAIT, "New and running requests go on; at the first moment every rank is idle in time."),
-    (Mode.DRAIN, "Hold new requests and let running ones finish first."),
-    (Mode.RETRACT, "Hold new requests; put running ones back in the queue."),
-    (Mode.ABORT, "Hold new requests; end running ones with finish_reason abort."),
-)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One field: its name, its options with their effects, and what is chosen at first."""
-
-    name: str
-    label: str
-    options: tuple[tuple[str, str], ...] = ()  # radio buttons; none: a line of text
-    hint: str = ""
-    default: str = ""
-    is_many: bool = False  # tick boxes
-
-
-_TAGS = Choice(
-    name="tags",
-    label="Memory",
-    options=(("kv_cache", "the KV cache"), ("weights", "the weights, and their contents")),
-    default="kv_cache weights",
-    is_many=True,
-)
-_EFFECTS: Mapping[str, tuple[str, tuple[Choice, ...]]] = MappingProxyType(
-    {
-        JobKind.PAUSE_GENERATION: (
-            "No rank steps until you continue. New requests are held in order.",
-            (
-                Choice(
-                    "pause_mode",
-                    "Running requests",
-                    (
-                        ("retract", "go back in the queue; their KV is given up"),
-                        ("in_place", "stay as they are, with their KV"),
-                        ("abort", "end with finish_reason abort, and so do waiting ones"),
-                    ),
-                    default="retract",
-                ),
-            ),
-        ),
-        JobKind.CONTINUE_GENERATION: (
-            "Every rank steps again; held requests are released in order.",
-            (),
-        ),
-        JobKind.ABORT_REQUESTS: (
-            "Ends one request, or all of them, now; also while another operation waits.",
-            (
-                Choice("rid", "Request id", hint="exactly as the engine knows it; empty: all"),
-                Choice("message", "Message", hint="its client reads it", default="Aborted"),
-            ),
-        ),
-        JobKind.RELEASE_MEMORY: (
-            "Gives memory back to the machine. Nothing is served until all of it is resumed.",
-            (_TAGS,),
-        ),
-        JobKind.RESUME_MEMORY: (
-            "Takes memory again. Weights come back without contents: nothing is served until an "
-            "update brings some.",
-            (_TAGS,),
-        ),
-        JobKind.REPAIR: (
-            "Brings every living rank to the weights that the engine is to serve. Requests reach "
-            "a rank again once it proves them.",
-            (),
-        ),
-        JobKind.UPDATE_WEIGHT_VERSION: (
-            "Names the weights that are served. No tensor, request or cache is touched.",
-            (Choice("new_version", "New version", hint="1 to 128 characters"),),
-        ),
-    }
-)
 
 
 @dataclass
@@ -120,7 +55,7 @@ class OperateForm:
     def of(kind: str, engine: str, data: QueryDict | None) -> OperateForm:
         """As sent; what was not sent at all has its default."""
         form = OperateForm(kind, engine)
-        for choice in _EFFECTS[kind][1]:
+        for choice in EFFECTS[kind][1]:
             default = choice.default.split() if choice.is_many else [choice.default]
             form.values[choice.name] = default if data is None else data.getlist(choice.name)
         if data is not None:
@@ -139,7 +74,7 @@ class OperateForm:
     @property
     def effect(self) -> str:
         """The sentence of what it does."""
-        return _EFFECTS[self.kind][0]
+        return EFFECTS[self.kind][0]
 
     @property
     def waits(self) -> bool:
@@ -147,22 +82,55 @@ class OperateForm:
         return self.kind in WAITING_KINDS
 
     @property
+    def is_storage(self) -> bool:
+        """True for what belongs to the engine's storage backend."""
+        return self.kind in STORAGE_KINDS
+
+    @property
+    def is_forced(self) -> bool:
+        """A detach that gives up what is in flight."""
+        return bool(self.values.get("force"))
+
+    @property
+    def may_be_typed(self) -> bool:
+        """The engine's name may have to be typed, by what else is chosen."""
+        return self.words.is_typed or "force" in self.values
+
+    @property
+    def is_typed(self) -> bool:
+        """The engine's name must be typed to confirm."""
+        return self.words.is_typed or self.is_forced
+
+    def prefill(self, job: Job) -> None:
+        """Begin as the undo of `job`."""
+        undo = undo_of(job)
+        if undo is None or undo.kind != self.kind or job.engine.name != self.engine:
+            raise Conflict(f"job {short(job.pk)} has nothing that {self.kind} would undo")
+        for name, word in undo.policies.items():
+            self.values[name] = [word]
+        self.reason = undo_reason(job)
+
+    @property
     def fields(self) -> list[tuple[Choice, list[str], str]]:
         """(field, what is chosen, its error)."""
         return [
             (choice, self.values.get(choice.name, []), self.errors.get(choice.name, ""))
-            for choice in _EFFECTS[self.kind][1]
+            for choice in EFFECTS[self.kind][1]
         ]
 
     def params(self) -> JobParams | None:
         """The parameters; None with `errors` set."""
         asked: dict[str, object] = {}
-        for choice in _EFFECTS[self.kind][1]:
+        for choice in EFFECTS[self.kind][1]:
             chosen = self.values[choice.name]
             asked[choice.name] = chosen if choice.is_many else "".join(chosen[:1]).strip()
+            if choice.is_flag:
+                asked[choice.name] = bool(chosen)
+            elif choice.is_optional and not asked[choice.name]:
+                asked[choice.name] = None
         if self.kind == JobKind.ABORT_REQUESTS:
             asked["abort_all"] = not asked["rid"]
-        if self.waits:
+        if self.waits and not self.is_forced:
             seconds = seconds_check(self.timeout_s, self.errors)
             if seconds is None:
                 return None
@@ -171,7 +139,7 @@ class OperateForm:
             return params_of(self.kind, asked)
         except Invalid as error:
             path = str(error.facts.get("field") or "")
-            place = path.partition(".")[0] or "timeout_s"
+            place = path.partition(".")[0] or ("timeout_s" if self.waits else "form")
             self.errors[place] = sentence(error.message.removeprefix(f"{path}: "))
             return None
 
@@ -179,7 +147,7 @@ class OperateForm:
         """The parameters of a form that may be sent."""
         params = self.params()
         self.reason = reason_check(self.reason, self.errors)
-        if self.words.is_class_c and self.confirm != self.engine:
+        if self.is_typed and self.confirm != self.engine:
             self.errors["confirm"] = f"Type {self.engine} to confirm."
         return None if self.errors else params
 
@@ -199,7 +167,7 @@ def _form_page(
     return page_render(
         request,
         "operate.html",
-        nav="fleet",
+        nav="backends" if form.is_storage else "fleet",
         title=f"{form.words.title} {form.engine}",
         status=status,
         context={
@@ -216,7 +184,7 @@ def _form_page(
 
 
 def _kind(kind: str) -> str:
-    if kind not in _EFFECTS:
+    if kind not in EFFECTS:
         raise NotFound(f"there is no form for {kind}")
     return kind
 
@@ -228,6 +196,8 @@ def operate(request: HttpRequest, name: str, kind: str) -> HttpResponseBase:
     view = engine_get(name=name)
     form = OperateForm.of(_kind(kind), name, request.POST if request.method == "POST" else None)
     if request.method != "POST":
+        if wanted := request.GET.get("undo", ""):
+            form.prefill(job_get(job_id=uuid_read(wanted)))
         return _form_page(request, form, view)
     params = form.check()
     if params is None:

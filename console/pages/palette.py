@@ -51,29 +51,43 @@ def _all() -> list[Option]:
         )
         for view in views
     ]
-    actions = [
-        Option(
-            "Actions",
-            "droplet-off",
-            f"Flush {view.name}…",
-            "opens the plan, runs nothing",
-            f"{reverse('flush')}?engine={view.name}",
-        )
-        for view in views
-    ] + [
-        Option(
-            "Actions",
-            "versions",
-            f"Update weights of {view.name}…",
-            "opens the plan, runs nothing",
-            f"{reverse('weights-new')}?engine={view.name}",
-        )
-        for view in views
-    ]
+    actions = (
+        [
+            Option(
+                "Actions",
+                "droplet-off",
+                f"Flush {view.name}…",
+                "opens the plan, runs nothing",
+                f"{reverse('flush')}?engine={view.name}",
+            )
+            for view in views
+        ]
+        + [
+            Option(
+                "Actions",
+                "versions",
+                f"Update weights of {view.name}…",
+                "opens the plan, runs nothing",
+                f"{reverse('weights-new')}?engine={view.name}",
+            )
+            for view in views
+        ]
+        + [
+            Option(
+                "Actions",
+                "plug-connected",
+                f"Attach or switch the backend of {view.name}…",
+                "opens the plan, runs nothing",
+                reverse("backend-attach", args=[view.name]),
+            )
+            for view in views
+        ]
+    )
     places = [
         Option("Places", "server", "Go to Fleet", "g f", reverse("fleet")),
         Option("Places", "list-check", "Go to Jobs", "g j", reverse("jobs")),
         Option("Places", "versions", "Go to Weights", "g w", reverse("weights")),
+        Option("Places", "database", "Go to Backends", "g b", reverse("backends")),
         Option("Places", "shield-check", "Go to Audit", "g a", reverse("audit")),
     ]
     known = {job.pk for job in open_jobs}

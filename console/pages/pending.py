@@ -19,6 +19,7 @@ from console.choices import (
     TERMINAL_STATES,
     WAITING_KINDS,
     WEIGHT_UPDATES,
+    JobKind,
     JobState,
     Mode,
 )
@@ -26,6 +27,7 @@ from console.models import Job
 from console.pages import words
 from console.pages.kinds import kind_words
 from console.selectors.engines import EngineView
+from console.selectors.jobs import job_waits
 from console.templatetags.q_tags import Cells, at, mmss, places, short, state
 from engine.protocol import Phase, RankState
 
@@ -58,6 +60,7 @@ class Panel:
     blockers: tuple[tuple[int, tuple[tuple[str, int], ...]], ...]
     note: str
     now: datetime
+    waits: bool = True  # for idle, in a mode
 
     @property
     def key(self) -> str:
@@ -82,11 +85,6 @@ class Panel:
     def name(self) -> str:
         """What is asked, as in a list."""
         return kind_words(self.kind).name
-
-    @property
-    def waits(self) -> bool:
-        """True for what waits for idle, in a mode."""
-        return self.kind in WAITING_KINDS
 
     @property
     def undo(self) -> str:
@@ -158,7 +156,7 @@ class Panel:
         )
 
 
-def _note(word: str, kind: str, mode: Mode, awaited: list[int]) -> str:
+def _note(word: str, kind: str, mode: Mode, awaited: list[int], *, waits: bool) -> str:
     if word == "blocked":
         return "Another operation holds this engine. This one starts when that one has ended."
     if word == "queued":
@@ -169,7 +167,9 @@ def _note(word: str, kind: str, mode: Mode, awaited: list[int]) -> str:
         return "Decided: cancel and deadline no longer apply."
     if word == "preparing" and kind in WEIGHT_UPDATES:
         return STAGING_NOTE
-    if kind not in WAITING_KINDS:
+    if word == "preparing" and kind == JobKind.ATTACH_STORAGE_BACKEND:
+        return "Nothing is held yet: each rank opens and probes the backend beside serving."
+    if not waits:
         return "It waits for nothing: the engine carries it out at once."
     if not awaited:
         return "Every rank is idle; it follows at once."
@@ -208,8 +208,12 @@ def panel_of_job(job: Job, now: datetime) -> Panel | None:
         start_at=start_at,
         end_at=job.deadline_at,
         blockers=blockers,
-        note=_note(word, job.kind, Mode(job.mode), [rank for rank, _ in blockers]),
+        note=_note(
+            *(word, job.kind, Mode(job.mode), [rank for rank, _ in blockers]),
+            waits=job_waits(job),
+        ),
         now=now,
+        waits=job_waits(job),
     )
 
 
@@ -225,6 +229,7 @@ def panel_of_engine(view: EngineView, job: Job | None, now: datetime) -> Panel |
     assert view.state is not None
     ran_s = view.state.clock_s - operation.started_clock_s
     observed_at = view.observed_at or now
+    waits = job_waits(job) if job is not None else operation.kind in WAITING_KINDS
     return Panel(
         job_id=pending.job_id,
         op_id=operation.op_id,
@@ -241,8 +246,12 @@ def panel_of_engine(view: EngineView, job: Job | None, now: datetime) -> Panel |
             for part in operation.ranks
             if words.nonzero(part.places) and part.state is not RankState.PARKED
         ),
-        note=_note(str(operation.phase), str(operation.kind), mode, operation.awaited_ranks),
+        note=_note(
+            *(str(operation.phase), str(operation.kind), mode, operation.awaited_ranks),
+            waits=waits,
+        ),
         now=now,
+        waits=waits,
     )
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from console.choices import WAITING_KINDS, WEIGHT_UPDATES, JobKind
+from console.choices import STORAGE_KINDS, WAITING_KINDS, WEIGHT_UPDATES, JobKind
 from console.pages.kinds import kind_words
+from console.pages.plan_storage_rows import storage_fails, storage_rows
 from console.pages.words import nonzero, why_no_change
-from console.params import JobParams, WeightParams, params_of
+from console.params import DetachParams, JobParams, WeightParams, params_of
 from console.selectors.history import Span
 from console.selectors.plans import Plan
 from console.templatetags.q_tags import fine, places, size
@@ -48,33 +49,39 @@ class PlanPanel:
         return why_no_change(self.plan.view, is_repair=self.plan.kind == JobKind.REPAIR)
 
     @property
+    def class_word(self) -> str:
+        """B, C or D. A detach that is forced breaks off what is in flight."""
+        params = self.plan.params
+        is_forced = isinstance(params, DetachParams) and params.force
+        return "D" if is_forced else kind_words(self.plan.kind).class_word
+
+    @property
     def rows(self) -> list[tuple[str, SafeString]]:
         """(label, words) of everything that this kind of job has."""
         plan = self.plan
         found = [("Touches", _touches(plan))]
         if reasons := self._refused():
             found.insert(0, ("Not ready" if self.error else "Refused now", reasons))
-        if plan.kind in WAITING_KINDS:
+        if plan.params.waits:
             found.append(("Idle", _idle(plan)))
         if plan.kind in WEIGHT_UPDATES:
             found += [("Bytes", _bytes(plan)), ("Staging", _seconds(plan.history.staged_s))]
             if plan.kind == JobKind.UPDATE_WEIGHTS_FROM_DISK:
                 found.append(("Folder", _folder(self)))
-        if plan.kind in WAITING_KINDS:
+        if plan.params.waits:
             found.append(("Expected pause", _seconds(plan.history.pause_s)))
+        elif plan.kind in STORAGE_KINDS:
+            found.append(("Expected pause", mark_safe("<b>none</b>: it waits for nothing")))
+        found += storage_rows(plan)
         if plan.drops_cache:
             found.append(("Tokens lost", _tokens(plan)))
         found.append(("Requests at risk", _risk(plan)))
         can, text = plan.undo
         can = can or plan.kind in WEIGHT_UPDATES  # until the last rank commits
-        class_word = "C" if kind_words(plan.kind).is_class_c else "B"
-        lead = (
-            f"Class {class_word}:"
-            if can
-            else f"Class {class_word}: none."
-            if class_word == "C"
-            else ""
-        )
+        words = kind_words(plan.kind)
+        lead = f"Class {self.class_word}:" if can else ""
+        if not can and words.is_typed:
+            lead = f"Class {self.class_word}: none."
         undo = text.removeprefix("None. ")
         found.append(("Undo", format_html("<b>{}</b> {}", lead, undo)))
         found.append(("If a rank fails", _if_fails(plan)))
@@ -100,7 +107,7 @@ def _touches(plan: Plan) -> SafeString:
         "<b>1 engine, {} rank{}</b>{}{}",
         ranks,
         "" if ranks == 1 else "s",
-        ", all or none" if plan.kind in WAITING_KINDS else "",
+        ", all or none" if plan.params.waits else "",
         change,
     )
 
@@ -223,7 +230,7 @@ def _if_fails(plan: Plan) -> SafeString:
             "Before the swap: all stay as they are. In it: the others are put back; one that "
             "cannot be is named, fenced, and the job ends <b>partial</b>"
         )
-    return _FAILS.get(plan.kind, _PARTIAL)
+    return storage_fails(plan.kind) or _FAILS.get(plan.kind, _PARTIAL)
 
 
 _STAND_INS: dict[str, dict[str, object]] = {
@@ -234,6 +241,8 @@ _STAND_INS: dict[str, dict[str, object]] = {
     },
     JobKind.UPDATE_WEIGHT_VERSION: {"new_version": "-"},
     JobKind.ABORT_REQUESTS: {"abort_all": True},
+    JobKind.ATTACH_STORAGE_BACKEND: {"backend": "file"},
+    JobKind.SET_CACHE_POLICIES: {"write_policy": "write_through"},
 }
 
 

@@ -4,6 +4,8 @@ from django.urls import path, register_converter
 
 from console.pages import (
     audit,
+    backend_new,
+    backends,
     engines,
     flush,
     jobs,
@@ -59,6 +61,11 @@ urlpatterns = [
     path("engines/<engine:name>/weights/return", weights_new.weights_return, name="weights-return"),
     path("engines/<engine:name>/do/<slug:kind>", operate.operate, name="operate"),
     path("engines/<engine:name>/do/<slug:kind>/plan", operate.operate_plan, name="operate-plan"),
+    path("backends", backends.backends, name="backends"),
+    path("engines/<engine:name>/backend", backends.backend_engine, name="backend-engine"),
+    path("engines/<engine:name>/backend/attach", backend_new.attach, name="backend-attach"),
+    path("engines/<engine:name>/backend/plan", backend_new.plan, name="backend-plan"),
+    path("engines/<engine:name>/backend/fields", backend_new.fields, name="backend-fields"),
     path("weights", weights.weights, name="weights"),
     path("weights/new", weights_new.weights_new, name="weights-new"),
     path("weights/plan", weights_new.weights_plan, name="weights-plan"),

@@ -10,7 +10,7 @@ from console.params.control import (
     RepairParams,
     ResumeParams,
 )
-from console.params.registry import PARAMS, params_from, params_of
+from console.params.registry import PARAMS, params_from, params_of, params_or_words
 from console.params.storage import AttachParams, ClearParams, DetachParams, PoliciesParams
 from console.params.weights import (
     DiskParams,
@@ -44,4 +44,5 @@ __all__ = [
     "WeightParams",
     "params_from",
     "params_of",
+    "params_or_words",
 ]

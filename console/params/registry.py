@@ -73,6 +73,16 @@ def params_of(kind: str, values: Mapping[str, object]) -> JobParams:
         raise Invalid(f"{path}: {words}" if path else words, facts={"field": path}) from error
 
 
+def params_or_words(
+    kind: str, values: Mapping[str, object]
+) -> tuple[JobParams | None, list[tuple[str, str]]]:
+    """The checked parameters, or (path, sentence) of every bad field: for a form."""
+    try:
+        return PARAMS[JobKind(kind)].model_validate(dict(values)), []
+    except ValidationError as error:
+        return None, error_words(error)
+
+
 def params_from(kind: str, stored: Mapping[str, object]) -> JobParams:
     """As it was stored with a job. What this release does not know is an assertion of ours."""
     return PARAMS[JobKind(kind)].model_validate(dict(stored), context=STORED)

@@ -219,3 +219,19 @@ def undo_of(job: Job) -> Undo | None:
     if not before.config_id:
         return None
     return Undo(JobKind.ATTACH_STORAGE_BACKEND, attached=before, policies=policies)
+
+
+def attached_by(view: EngineView) -> Job | None:
+    """The job that attached what is attached now; None when no job of ours did."""
+    now = attached_of(view)
+    if now is None:
+        return None
+    job = (
+        Job.objects.filter(
+            engine=view.engine, kind=JobKind.ATTACH_STORAGE_BACKEND, state=JobState.SUCCEEDED
+        )
+        .order_by("-finished_at", "-id")
+        .first()
+    )
+    change = Change.of(job) if job is not None else None
+    return job if change is not None and now.is_same_as(change.now) else None

@@ -51,6 +51,12 @@ STATES: Mapping[str, tuple[str, str, str]] = {
     "not started": ("off", "dash", ""),
     "waiting": ("act", "line", "hourglass-empty"),
     "ok": ("ok", "solid", "check"),
+    # a rank's storage backend: the breaker's words are the engineer's, closed is good
+    "closed": ("ok", "line", "plug-connected"),
+    "half-open": ("warn", "half", "refresh"),
+    "open": ("bad", "solid", "plug-connected-x"),
+    "stalled": ("bad", "line", "clock-x"),
+    "none": ("off", "dash", ""),
     # requests that were answered with a refusal
     "refused": ("off", "line", "ban"),
     "denied": ("bad", "line", "ban"),

@@ -57,7 +57,7 @@ function twin(id, data, series, unit) {
   box?.addEventListener("toggle", () => {
     if (!box.open) return;
     const d = data(), rows = [];
-    for (let i = d[0].length - 1; i >= 0; i -= 10) rows.push(`<tr><td>${new Date(d[0][i] * 1000).toISOString().slice(11, 19)}</td>${series.map((_, k) => `<td class="num">${Math.round(d[k + 1][i])}${unit}</td>`).join("")}</tr>`);
+    for (let i = d[0].length - 1; i >= 0; i -= 10) rows.push(`<tr><td>${new Date(d[0][i] * 1000).toISOString().slice(11, 19)}</td>${series.map((_, k) => `<td class="num">${d[k + 1][i] === null ? "–" : `${Math.round(d[k + 1][i])}${unit}`}</td>`).join("")}</tr>`);
     box.querySelector("table")?.remove();
     box.insertAdjacentHTML("beforeend", `<table class="table"><thead><tr><th scope="col">Time, UTC</th>${series.map((s) => `<th scope="col" class="num">${s}</th>`).join("")}</tr></thead><tbody>${rows.slice(0, 10).join("")}</tbody></table>`);
   });

@@ -14,6 +14,8 @@ from console.models import Job, JobRankResult
 from console.snapshots import StoredSnapshot, redis_client, snapshot_put
 from engine.protocol import (
     EngineState,
+    HostLayout,
+    HostUsage,
     KVUsage,
     Mode,
     OperationKind,
@@ -21,7 +23,10 @@ from engine.protocol import (
     Phase,
     Places,
     RankResult,
+    RankStorage,
     RankView,
+    StorageBackend,
+    StorageView,
     WeightSource,
     WeightsRoot,
     WeightsView,
@@ -86,6 +91,60 @@ def rank_view(
         waiting=0,
         age_s=0.1,
         **more,
+    )
+
+
+CONFIG_ID = "c41d77e0a1b2c3d4"
+
+
+def attached(backend: str = "valkey", **more) -> StorageView:
+    """A storage backend as an engine names it; a secret by its fingerprint."""
+    return StorageView(
+        **{
+            "backend": StorageBackend(backend),
+            "config": '{"url": "valkey://kv:6379/0", "password": "hmac:4f0ca17b4f0ca17b"}',
+            "config_id": CONFIG_ID,
+            **more,
+        }
+    )
+
+
+def rank_storage(backend: str = "valkey", **more) -> RankStorage:
+    """What a rank says of it."""
+    return RankStorage(
+        **{
+            "backend": StorageBackend(backend),
+            "config_id": CONFIG_ID,
+            "config_hash": "77e90b1477e90b14",
+            "hit_rate": 0.23,
+            "read_bytes_per_s": 171e6,
+            "write_bytes_per_s": 70e6,
+            "used_bytes": 1_800_000_000,
+            "stored_pages": 900,
+            **more,
+        }
+    )
+
+
+def host_usage() -> HostUsage:
+    """A rank's L2."""
+    return HostUsage(
+        total_pages=400,
+        free_pages=220,
+        evictable_pages=170,
+        locked_pages=10,
+        held_pages=0,
+        page_bytes=1 << 20,
+        layout=HostLayout.PAGE_FIRST,
+    )
+
+
+def stored_rank(rank: int, backend: str = "valkey", **more) -> RankView:
+    """A rank with all three tiers."""
+    return rank_view(
+        rank,
+        host=host_usage(),
+        storage=rank_storage(backend, **more),
     )
 
 

@@ -30,7 +30,12 @@ def end(job) -> None:
 WEIGHTS = ["/weights", "/engines/local/weights", "/weights/new?engine=local", "/uploads"]
 
 
-@pytest.mark.parametrize("path", ["/jobs", "/audit", "/engines/local", "/palette", *WEIGHTS])
+BACKENDS = ["/backends", "/engines/local/backend", "/engines/local/backend/attach"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/jobs", "/audit", "/engines/local", "/palette", *WEIGHTS, *BACKENDS]
+)
 def test_a_list_of_jobs_costs_the_same_for_many(page, ask, path):
     disk = {"kind": "update_weights_from_disk", "model_path": "/m/v2"}
     end(ask(**disk))
@@ -41,7 +46,7 @@ def test_a_list_of_jobs_costs_the_same_for_many(page, ask, path):
     assert queries(page, path) == few <= 12
 
 
-@pytest.mark.parametrize("path", ["/", "/weights"])
+@pytest.mark.parametrize("path", ["/", "/weights", "/backends"])
 def test_the_fleet_costs_the_same_for_many_engines(page, engine, ask, seen, path):
     ask()
     seen()

@@ -220,8 +220,8 @@ def test_every_fragment_has_its_element_in_the_page_it_was_painted_with(
     )
     seen(running=1, op_id=str(job.pk))
     for topic, *paths in (
-        ("fleet", "/", "/weights"),
-        ("engine:local", "/engines/local", "/engines/local/weights"),
+        ("fleet", "/", "/weights", "/backends"),
+        ("engine:local", "/engines/local", "/engines/local/weights", "/engines/local/backend"),
         (f"job:{job.pk}", f"/jobs/{job.pk}"),
         ("jobs", "/jobs"),
     ):

@@ -1,0 +1,307 @@
+"""The live cells of the backend pages: an engine's row, its ranks, what is odd, the last errors."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+
+from console.pages import words
+from console.pages.engine_cells import percent
+from console.selectors.engines import EngineView
+from console.selectors.storage import (
+    Attached,
+    attached_of,
+    is_as_desired,
+    odd_ranks,
+    policies_of,
+    totals_of,
+)
+from console.templatetags.q_tags import DASH, Cells, age, at, duration, icon, ranks, size, state
+from engine.protocol import Breaker, RankStorage, RankView
+
+NONE = mark_safe('<span class="faint">none</span>')
+_STALE = mark_safe('<span class="is-stale px-2">not known</span>')
+BREAKERS = {
+    Breaker.CLOSED: "closed",
+    Breaker.OPEN: "open",
+    Breaker.HALF_OPEN: "half-open",
+    Breaker.STALLED: "stalled",
+}
+_EFFECTS = {
+    Breaker.OPEN: "Reads are misses, writes are dropped and counted. Serving goes on from L1, L2.",
+    Breaker.HALF_OPEN: "It tries one page at a time; good ones close it again.",
+    Breaker.STALLED: "A call of it does not come back. Nothing more is asked of it.",
+}
+
+
+def breaker_word(view: EngineView, rank: RankView) -> str:
+    """The fixed word of one rank's breaker; `none` without a backend."""
+    if not view.online or not rank.online:
+        return "unreachable"
+    return "none" if rank.storage is None else BREAKERS[rank.storage.breaker]
+
+
+def megabytes(bytes_per_s: float) -> SafeString:
+    """`1,910`, of MB/s."""
+    return format_html("{}", f"{bytes_per_s / 1e6:,.0f}")
+
+
+def _tag(tone: str, glyph: str, text: str) -> SafeString:
+    return format_html('<span class="qtag qtag-{}">{}{}</span>', tone, icon(glyph), text)
+
+
+def named_cell(attached: Attached | None) -> SafeString:
+    """The backend's name; experimental ones say so."""
+    if attached is None:
+        return mark_safe("none")
+    return format_html(
+        "{}{}",
+        attached.backend,
+        mark_safe(' <span class="qtag">experimental</span>') if attached.is_experimental else "",
+    )
+
+
+def _rank_names(found: list[RankView]) -> str:
+    names = ", ".join(str(rank.dp_rank) for rank in found[:6])
+    more = f" and {len(found) - 6} more" if len(found) > 6 else ""
+    return ("rank " if len(found) == 1 else "ranks ") + names + more
+
+
+def drift(view: EngineView) -> SafeString:
+    """Which ranks do not have what they should."""
+    if not view.online:
+        return _STALE
+    found = odd_ranks(view)
+    return _tag("warn", "git-compare", _rank_names(found)) if found else NONE
+
+
+def newest_error(view: EngineView) -> tuple[RankView, RankStorage] | None:
+    """The rank whose backend failed last."""
+    told = [
+        (rank, rank.storage)
+        for rank in view.ranks
+        if rank.storage is not None and rank.storage.last_error
+    ]
+    return min(told, key=lambda pair: pair[1].last_error_age_s or 0.0, default=None)
+
+
+def failed_at(view: EngineView, storage: RankStorage) -> datetime | None:
+    """When a backend failed last, on the console's clock."""
+    if view.observed_at is None or storage.last_error_age_s is None:
+        return None
+    return view.observed_at - timedelta(seconds=storage.last_error_age_s)
+
+
+def _last_error(view: EngineView, now: datetime) -> SafeString:
+    if not view.online:
+        return format_html("last seen {}", at(words.heard_at(view)))
+    found = newest_error(view)
+    if found is None:
+        return NONE
+    rank, storage = found
+    return format_html("{} ago, rank {}", age(failed_at(view, storage), now), rank.dp_rank)
+
+
+def backend_row_cells(view: EngineView, now: datetime) -> Cells:
+    """One engine's row in the list of backends."""
+    key, attached, totals = f"b-{view.name}", attached_of(view), totals_of(view)
+    told = totals if view.online else None
+    off = DASH if not view.online else mark_safe('<span class="faint">–</span>')
+    state_words = [breaker_word(view, rank) for rank in view.ranks]
+    return {
+        f"{key}-be": named_cell(attached) if view.state else DASH,
+        f"{key}-br": mark_safe('<span class="faint">nothing attached</span>')
+        if attached is None and set(state_words) <= {"none"}
+        else ranks(state_words)
+        if view.ranks
+        else DASH,
+        f"{key}-cfg": format_html("{}", attached.short_id or "–") if attached else NONE,
+        f"{key}-hit": percent(told.hit_rate) if told else off,
+        f"{key}-rd": megabytes(told.read_bytes_per_s) if told else off,
+        f"{key}-wr": megabytes(told.write_bytes_per_s) if told else off,
+        f"{key}-sto": _stored(told.stored_bytes, told.stored_pages) if told else off,
+        f"{key}-drift": drift(view),
+        f"{key}-err": _last_error(view, now),
+    }
+
+
+def _stored(num_bytes: int | None, num_pages: int | None) -> SafeString:
+    if num_bytes is not None:
+        return format_html("{}", size(num_bytes))
+    return DASH if num_pages is None else format_html("{} pages", f"{num_pages:,}")
+
+
+def _sub(storage: RankStorage) -> str:
+    if storage.breaker is Breaker.OPEN and storage.retry_in_s is not None:
+        return f"next try in {duration(storage.retry_in_s)}"
+    return ""
+
+
+def _errors(view: EngineView, rank: RankView, now: datetime) -> SafeString:
+    storage = rank.storage
+    if storage is None or not storage.errors:
+        return NONE
+    return format_html(
+        '<a href="#err-{}">{} ago, {} in all</a>',
+        rank.dp_rank,
+        age(failed_at(view, storage), now),
+        f"{storage.errors:,}",
+    )
+
+
+def _config(rank: RankView, desired: Attached | None) -> SafeString:
+    hash_words = rank.storage.config_hash[:8] if rank.storage else ""
+    tag = (
+        SafeString("")
+        if is_as_desired(rank, desired)
+        else format_html(
+            ' <a class="qtag qtag-warn" href="#h-odd">{}drift</a>', icon("git-compare")
+        )
+    )
+    return format_html('<span class="mono">{}</span>{}', hash_words or "none", tag)
+
+
+def rank_backend_cells(view: EngineView, rank: RankView, now: datetime) -> Cells:
+    """One row of an engine's ranks."""
+    key, storage = f"r{rank.dp_rank}", rank.storage
+    known = storage if view.online and rank.online else None
+    return {
+        f"{key}-br": state(breaker_word(view, rank)),
+        f"{key}-sub": format_html("{}", _sub(known) if known else ""),
+        f"{key}-be": format_html("{}", storage.backend if storage else "none"),
+        f"{key}-cfg": _config(rank, attached_of(view)),
+        f"{key}-l3": percent(known.hit_rate) if known else DASH,
+        f"{key}-rd": megabytes(known.read_bytes_per_s) if known else DASH,
+        f"{key}-wr": megabytes(known.write_bytes_per_s) if known else DASH,
+        f"{key}-sto": _stored(known.used_bytes, known.stored_pages) if known else DASH,
+        f"{key}-drop": format_html("{}", f"{known.dropped_pages:,}") if known else DASH,
+        f"{key}-err": _errors(view, rank, now) if known else DASH,
+    }
+
+
+def errors_cell(view: EngineView) -> SafeString:
+    """The last error of each rank that has one, as the backend said it, and what it leads to."""
+    told = [(rank.dp_rank, rank.storage) for rank in view.ranks if rank.storage is not None]
+    found = [(rank, storage) for rank, storage in told if storage.last_error]
+    if not found:
+        return mark_safe('<p class="muted">No rank’s backend has failed since it was attached.</p>')
+    return format_html_join(
+        "",
+        '<div id="err-{0}"><div class="hs"><a class="fw6" href="#rank-{0}">Rank {0}</a>'
+        '<span class="small faint">{1}, {2} in all</span></div><pre class="raw mt-1" tabindex="0" '
+        'role="region" aria-label="Error of rank {0}">{3}</pre>'
+        '<p class="small muted mt-1">{4}</p></div>',
+        (
+            (
+                rank,
+                at(failed_at(view, storage)),
+                f"{storage.errors:,}",
+                storage.last_error,
+                _consequence(storage),
+            )
+            for rank, storage in found
+        ),
+    )
+
+
+def _consequence(storage: RankStorage) -> str:
+    parts = [_EFFECTS.get(storage.breaker, "The breaker is closed: it is used as before.")]
+    if storage.dropped_pages:
+        parts.append(f"{storage.dropped_pages:,} pages were not written.")
+    if storage.corrupt_pages:
+        parts.append(f"{storage.corrupt_pages:,} pages read were not what was written: misses.")
+    return " ".join(parts)
+
+
+def odd_cell(view: EngineView) -> SafeString:
+    """Which ranks differ, in what, and what to do; nothing while all are as desired."""
+    desired, found = attached_of(view), odd_ranks(view)
+    if not found or not view.online:
+        return SafeString("")
+    want = f"{desired.backend} {desired.short_id}" if desired else "nothing"
+    lines = format_html_join(
+        "",
+        "<li><b>Rank {}</b> has {}</li>",
+        ((rank.dp_rank, _has(rank)) for rank in found[:16]),
+    )
+    return format_html(
+        '<div class="next n-bad" data-key="{}">{}<div><p id="h-odd"><b>{} not as desired.</b> The '
+        "engine is to have {}. A rank without it serves from L1 and L2, so it costs hits, never an "
+        'answer. Repair brings it there.</p><ul class="mb-0">{}</ul></div></div>',
+        "|".join(f"{rank.dp_rank}:{_has(rank)}" for rank in found),
+        icon("git-compare"),
+        _rank_names(found).capitalize(),
+        want,
+        lines,
+    )
+
+
+def _has(rank: RankView) -> str:
+    storage = rank.storage
+    if storage is None:
+        why = rank.note or rank.condition
+        return f"nothing attached{f': {why}' if why else ''}"
+    own = f"{storage.backend} {storage.config_id[:8]}"
+    return f"{own}, with settings that hash to {storage.config_hash[:8]}"
+
+
+def condition(view: EngineView) -> SafeString:
+    """What is odd about an engine's backend; a faint word when nothing is."""
+    if view.state is None:
+        return mark_safe('<span class="faint">never seen</span>')
+    if not view.online:
+        return mark_safe('<span class="is-stale px-2">last known</span>')
+    found = odd_ranks(view)
+    if found:
+        noun = "rank drifts" if len(found) == 1 else "ranks drift"
+        return _tag("warn", "git-compare", f"{len(found)} {noun}")
+    bad = [w for w in (breaker_word(view, r) for r in view.ranks) if w not in ("closed", "none")]
+    if bad:
+        return _tag("warn", "plug-connected-x", words.counted(bad))
+    return SafeString("")
+
+
+def breakers_sum(view: EngineView) -> SafeString:
+    """`6 closed, 1 half-open, 1 open`."""
+    if not view.ranks:
+        return mark_safe("no rank has reported yet")
+    return format_html("{}", words.counted(breaker_word(view, rank) for rank in view.ranks))
+
+
+def desired_cell(view: EngineView) -> SafeString:
+    """What every rank is to have, and how many do; then the policies."""
+    if view.state is None:
+        return DASH
+    attached, total = attached_of(view), len(view.ranks)
+    good = total - len(odd_ranks(view))
+    name = f"{attached.backend} · {attached.short_id}" if attached else "nothing attached"
+    policies = policies_of(view.state.policies)
+    count = (
+        format_html('<span class="faint">{} of {} as desired</span>', good, total)
+        if good == total
+        else _tag("warn", "git-compare", f"{good} of {total} as desired")
+    )
+    return format_html(
+        'Desired <span class="mono">{}</span>{}<span class="mono">{}</span>',
+        name,
+        count,
+        " · ".join(policies.values()),
+    )
+
+
+def backend_cells(view: EngineView, now: datetime) -> Cells:
+    """Everything that changes on an engine's backend page."""
+    cells: Cells = {
+        "be-cond": condition(view),
+        "be-sum": breakers_sum(view),
+        "be-want": desired_cell(view),
+        "be-odd": odd_cell(view),
+        "why-change": format_html("{}", words.why_no_change(view)),
+    }
+    if attached_of(view) is not None:
+        cells["be-errs"] = errors_cell(view)
+    for rank in view.ranks:
+        cells |= rank_backend_cells(view, rank, now)
+    return cells
