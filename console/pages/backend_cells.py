@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from console.pages import words
+from console.pages.backend_story import errors_cell, failed_at, odd_cell, rank_names
 from console.pages.engine_cells import percent
 from console.selectors.engines import EngineView
 from console.selectors.storage import (
@@ -28,11 +29,6 @@ BREAKERS = {
     Breaker.OPEN: "open",
     Breaker.HALF_OPEN: "half-open",
     Breaker.STALLED: "stalled",
-}
-_EFFECTS = {
-    Breaker.OPEN: "Reads are misses, writes are dropped and counted. Serving goes on from L1, L2.",
-    Breaker.HALF_OPEN: "It tries one page at a time; good ones close it again.",
-    Breaker.STALLED: "A call of it does not come back. Nothing more is asked of it.",
 }
 
 
@@ -63,18 +59,12 @@ def named_cell(attached: Attached | None) -> SafeString:
     )
 
 
-def _rank_names(found: list[RankView]) -> str:
-    names = ", ".join(str(rank.dp_rank) for rank in found[:6])
-    more = f" and {len(found) - 6} more" if len(found) > 6 else ""
-    return ("rank " if len(found) == 1 else "ranks ") + names + more
-
-
 def drift(view: EngineView) -> SafeString:
     """Which ranks do not have what they should."""
     if not view.online:
         return _STALE
     found = odd_ranks(view)
-    return _tag("warn", "git-compare", _rank_names(found)) if found else NONE
+    return _tag("warn", "git-compare", rank_names(found)) if found else NONE
 
 
 def newest_error(view: EngineView) -> tuple[RankView, RankStorage] | None:
@@ -85,13 +75,6 @@ def newest_error(view: EngineView) -> tuple[RankView, RankStorage] | None:
         if rank.storage is not None and rank.storage.last_error
     ]
     return min(told, key=lambda pair: pair[1].last_error_age_s or 0.0, default=None)
-
-
-def failed_at(view: EngineView, storage: RankStorage) -> datetime | None:
-    """When a backend failed last, on the console's clock."""
-    if view.observed_at is None or storage.last_error_age_s is None:
-        return None
-    return view.observed_at - timedelta(seconds=storage.last_error_age_s)
 
 
 def _last_error(view: EngineView, now: datetime) -> SafeString:
@@ -113,11 +96,11 @@ def backend_row_cells(view: EngineView, now: datetime) -> Cells:
     return {
         f"{key}-be": named_cell(attached) if view.state else DASH,
         f"{key}-br": mark_safe('<span class="faint">nothing attached</span>')
-        if attached is None and set(state_words) <= {"none"}
+        if attached is None and state_words and set(state_words) <= {"none"}
         else ranks(state_words)
         if view.ranks
         else DASH,
-        f"{key}-cfg": format_html("{}", attached.short_id or "–") if attached else NONE,
+        f"{key}-cfg": _short_id(view, attached),
         f"{key}-hit": percent(told.hit_rate) if told else off,
         f"{key}-rd": megabytes(told.read_bytes_per_s) if told else off,
         f"{key}-wr": megabytes(told.write_bytes_per_s) if told else off,
@@ -125,6 +108,12 @@ def backend_row_cells(view: EngineView, now: datetime) -> Cells:
         f"{key}-drift": drift(view),
         f"{key}-err": _last_error(view, now),
     }
+
+
+def _short_id(view: EngineView, attached: Attached | None) -> SafeString:
+    if view.state is None:
+        return DASH
+    return NONE if attached is None else format_html("{}", attached.short_id or "–")
 
 
 def _stored(num_bytes: int | None, num_pages: int | None) -> SafeString:
@@ -179,72 +168,6 @@ def rank_backend_cells(view: EngineView, rank: RankView, now: datetime) -> Cells
         f"{key}-drop": format_html("{}", f"{known.dropped_pages:,}") if known else DASH,
         f"{key}-err": _errors(view, rank, now) if known else DASH,
     }
-
-
-def errors_cell(view: EngineView) -> SafeString:
-    """The last error of each rank that has one, as the backend said it, and what it leads to."""
-    told = [(rank.dp_rank, rank.storage) for rank in view.ranks if rank.storage is not None]
-    found = [(rank, storage) for rank, storage in told if storage.last_error]
-    if not found:
-        return mark_safe('<p class="muted">No rank’s backend has failed since it was attached.</p>')
-    return format_html_join(
-        "",
-        '<div id="err-{0}"><div class="hs"><a class="fw6" href="#rank-{0}">Rank {0}</a>'
-        '<span class="small faint">{1}, {2} in all</span></div><pre class="raw mt-1" tabindex="0" '
-        'role="region" aria-label="Error of rank {0}">{3}</pre>'
-        '<p class="small muted mt-1">{4}</p></div>',
-        (
-            (
-                rank,
-                at(failed_at(view, storage)),
-                f"{storage.errors:,}",
-                storage.last_error,
-                _consequence(storage),
-            )
-            for rank, storage in found
-        ),
-    )
-
-
-def _consequence(storage: RankStorage) -> str:
-    parts = [_EFFECTS.get(storage.breaker, "The breaker is closed: it is used as before.")]
-    if storage.dropped_pages:
-        parts.append(f"{storage.dropped_pages:,} pages were not written.")
-    if storage.corrupt_pages:
-        parts.append(f"{storage.corrupt_pages:,} pages read were not what was written: misses.")
-    return " ".join(parts)
-
-
-def odd_cell(view: EngineView) -> SafeString:
-    """Which ranks differ, in what, and what to do; nothing while all are as desired."""
-    desired, found = attached_of(view), odd_ranks(view)
-    if not found or not view.online:
-        return SafeString("")
-    want = f"{desired.backend} {desired.short_id}" if desired else "nothing"
-    lines = format_html_join(
-        "",
-        "<li><b>Rank {}</b> has {}</li>",
-        ((rank.dp_rank, _has(rank)) for rank in found[:16]),
-    )
-    return format_html(
-        '<div class="next n-bad" data-key="{}">{}<div><p id="h-odd"><b>{} not as desired.</b> The '
-        "engine is to have {}. A rank without it serves from L1 and L2, so it costs hits, never an "
-        'answer. Repair brings it there.</p><ul class="mb-0">{}</ul></div></div>',
-        "|".join(f"{rank.dp_rank}:{_has(rank)}" for rank in found),
-        icon("git-compare"),
-        _rank_names(found).capitalize(),
-        want,
-        lines,
-    )
-
-
-def _has(rank: RankView) -> str:
-    storage = rank.storage
-    if storage is None:
-        why = rank.note or rank.condition
-        return f"nothing attached{f': {why}' if why else ''}"
-    own = f"{storage.backend} {storage.config_id[:8]}"
-    return f"{own}, with settings that hash to {storage.config_hash[:8]}"
 
 
 def condition(view: EngineView) -> SafeString:

@@ -25,6 +25,7 @@ _KINDS = {
     "number": "number",
     "flag": "yes or no",
 }
+_ACRONYMS = frozenset({"url", "ttl", "io", "api", "posix", "eic", "id", "l1", "l2", "gb", "kv"})
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -77,7 +78,8 @@ class SettingField:
     @property
     def label(self) -> str:
         """`Key prefix` of `key_prefix`."""
-        words = self.name.removeprefix("hicache_storage_").replace("_", " ")
+        parts = self.name.removeprefix("hicache_storage_").split("_")
+        words = " ".join(part.upper() if part in _ACRONYMS else part for part in parts)
         return f"{words[:1].upper()}{words[1:]}"
 
     @property

@@ -12,16 +12,16 @@ from django.shortcuts import render
 from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.choices import JobKind
+from console.choices import JobKind, Mode
 from console.clock import db_now
 from console.pages.asking import PRESETS_S, ask, uuid_read
 from console.pages.backend_fields import backend_choices
 from console.pages.backend_form import MODES, PREFETCH, WRITE, BackendForm
 from console.pages.backends import settings_of
 from console.pages.job_storage import named
-from console.pages.plan_rows import PlanPanel, stand_in
+from console.pages.plan_rows import PlanPanel
 from console.pages.shell import page, page_render
-from console.params import AttachParams, JobParams
+from console.params import AttachParams, JobParams, params_of
 from console.params.settings import NOT_KEPT
 from console.selectors.engines import EngineView, engine_get
 from console.selectors.jobs import job_get
@@ -132,11 +132,11 @@ def _side(request: HttpRequest, form: BackendForm, view: EngineView) -> dict[str
     if params is not None:
         panel = PlanPanel(job_plan(engine_name=view.name, params=params))
     else:
-        planned = stand_in(JobKind.ATTACH_STORAGE_BACKEND, form.mode if _is_mode(form) else "")
-        plan = job_plan(engine_name=view.name, params=planned, looks=False)
+        plan = job_plan(engine_name=view.name, params=_planned(form), looks=False)
         overrides = next((one.error for one in trial.overrides if one.error), "")
         name, words = next(iter(trial.errors.items()))
-        error = overrides if name == "overrides" and overrides else f"{name}: {words}"
+        words = overrides or words if name == "overrides" else words
+        error = f"{name}: {words[:1].lower()}{words[1:]}"
         panel = PlanPanel(plan, error=error)
     return {
         "panel": panel,
@@ -148,8 +148,11 @@ def _side(request: HttpRequest, form: BackendForm, view: EngineView) -> dict[str
     }
 
 
-def _is_mode(form: BackendForm) -> bool:
-    return form.mode in {str(mode) for mode, _ in MODES}
+def _planned(form: BackendForm) -> JobParams:
+    """Parameters to plan with while the settings are not right yet: settings known by some id."""
+    mode = form.mode if form.mode in {str(mode) for mode, _ in MODES} else Mode.WAIT
+    values = {"backend": form.backend, "config_id": "0" * 16, "replace": form.replace}
+    return params_of(JobKind.ATTACH_STORAGE_BACKEND, {**values, "mode": str(mode)})
 
 
 @sensitive_variables()

@@ -106,7 +106,7 @@ _TEXT: Mapping[JobKind, KindWords] = MappingProxyType(
             undo="cannot be undone",
         ),
         JobKind.SET_CACHE_POLICIES: KindWords(
-            *("Cache policies", "Set cache policies of", "set", "from the next step on", "refresh"),
+            *("Set policies", "Set cache policies of", "set", "from the next step on", "refresh"),
             class_word="B",
             undo="undone by setting them again",
         ),

@@ -32,7 +32,7 @@ from console.params import JobParams, params_of
 from console.selectors.engines import EngineView, engine_get
 from console.selectors.jobs import job_get
 from console.selectors.plans import job_plan
-from console.selectors.storage import undo_of
+from console.selectors.storage import policies_of, undo_of
 from console.templatetags.q_tags import short
 from engine.protocol import MAX_TIMEOUT_S
 
@@ -101,6 +101,13 @@ class OperateForm:
         """The engine's name must be typed to confirm."""
         return self.words.is_typed or self.is_forced
 
+    def begin(self, view: EngineView) -> None:
+        """Policies begin as they are now."""
+        now = policies_of(view.state.policies) if view.state is not None else {}
+        for choice in EFFECTS[self.kind][1]:
+            if choice.is_policy:
+                self.values[choice.name] = [now.get(choice.name, choice.options[0][0])]
+
     def prefill(self, job: Job) -> None:
         """Begin as the undo of `job`."""
         undo = undo_of(job)
@@ -126,8 +133,6 @@ class OperateForm:
             asked[choice.name] = chosen if choice.is_many else "".join(chosen[:1]).strip()
             if choice.is_flag:
                 asked[choice.name] = bool(chosen)
-            elif choice.is_optional and not asked[choice.name]:
-                asked[choice.name] = None
         if self.kind == JobKind.ABORT_REQUESTS:
             asked["abort_all"] = not asked["rid"]
         if self.waits and not self.is_forced:
@@ -196,6 +201,7 @@ def operate(request: HttpRequest, name: str, kind: str) -> HttpResponseBase:
     view = engine_get(name=name)
     form = OperateForm.of(_kind(kind), name, request.POST if request.method == "POST" else None)
     if request.method != "POST":
+        form.begin(view)
         if wanted := request.GET.get("undo", ""):
             form.prefill(job_get(job_id=uuid_read(wanted)))
         return _form_page(request, form, view)

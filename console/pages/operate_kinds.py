@@ -28,7 +28,7 @@ class Choice:
     default: str = ""
     is_many: bool = False  # tick boxes
     is_flag: bool = False  # one tick box: yes or no
-    is_optional: bool = False  # an empty answer is none at all
+    is_policy: bool = False  # it begins as the engine has it
 
 
 _TAGS = Choice(
@@ -101,23 +101,21 @@ EFFECTS: Mapping[str, tuple[str, tuple[Choice, ...]]] = MappingProxyType(
                     "write_policy",
                     "Write policy",
                     (
-                        ("", "as it is"),
                         ("write_through", "copy a page down as soon as it is whole"),
                         ("write_through_selective", "copy it once it was used again"),
                         ("write_back", "copy it when it leaves the device"),
                     ),
-                    is_optional=True,
+                    is_policy=True,
                 ),
                 Choice(
                     "prefetch_policy",
                     "Prefetch policy",
                     (
-                        ("", "as it is"),
                         ("best_effort", "a request waits for no page; it takes what has come"),
                         ("timeout", "it waits for a while, longer for long prompts"),
                         ("wait_complete", "it waits for all of them, up to the maximum"),
                     ),
-                    is_optional=True,
+                    is_policy=True,
                 ),
             ),
         ),

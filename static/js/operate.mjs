@@ -11,7 +11,7 @@ function params() {
     if ("flag" in el.dataset) found[el.name] = el.checked;
     else if (el.closest("[hidden]")) continue;
     else if (el.type === "checkbox") { found[el.name] ??= []; if (el.checked) found[el.name].push(el.value); }
-    else if (el.type === "radio") { if (el.checked && el.value) found[el.name] = el.value; }
+    else if (el.type === "radio") { if (el.checked) found[el.name] = el.value; }
     else found[el.name] = el.name === "timeout_s" ? Number(el.value) : el.value.trim();
   }
   if (kind === "abort_requests" && !found.rid) { delete found.rid; found.abort_all = true; }

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser
 
+from tests.console.pages import look_storage
 from tests.console.pages.chromium import SIZES, Seat, browser, seat
 from tests.console.test_safetensors import whole
 from tests.fakes.engine import FakeEngine
@@ -26,7 +27,8 @@ def states(stack: Stack) -> Iterator[dict[str, str]]:
     """Engines and jobs in every state that a page has; name → path."""
     names = ("look-idle", "look-waiting", "look-partial", "look-lost", "look-busy")
     more = ("look-new", "look-mixed", "look-staging", "look-paused")
-    engines = {name: FakeEngine(stack.run_dir, name=name).start() for name in (*names, *more)}
+    every = (*names, *more, *look_storage.NAMES)
+    engines = {name: FakeEngine(stack.run_dir, name=name).start() for name in every}
     try:
         for engine in engines.values():
             stack.register(engine)
@@ -54,6 +56,7 @@ def states(stack: Stack) -> Iterator[dict[str, str]]:
         stack.until(jobs["unknown"], timeout_s=30, phase="unknown")
         wait_until(lambda: not stack.engine(lost.name)["online"], 10)
         paths |= weights_states(stack, engines)
+        paths |= look_storage.storage_states(stack, engines, lost.name)
         stack.sql("UPDATE console_job SET reason = ?", LONG_REASON)
         paths |= {f"job {name}": f"/jobs/{job_id}" for name, job_id in jobs.items()}
         yield {
@@ -142,6 +145,7 @@ WEIGHTS_PAGES = [
 
 PAGES = [
     *WEIGHTS_PAGES,
+    *look_storage.PAGES,
     "fleet",
     *(f"engine look-{name}" for name in ("idle", "waiting", "partial", "lost", "busy")),
     "flush",
