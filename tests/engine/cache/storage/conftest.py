@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.engine.cache.storage.beds import BEDS, Bed
+from tests.engine.cache.storage.beds import BEDS, CLOSING, Bed
+
+
+@pytest.fixture(scope="package", autouse=True)
+def closed_in_the_end() -> Iterator[None]:
+    """What a bed closes on the side has ended when the tests have."""
+    yield
+    for thread in CLOSING:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def _run(name: str, folder: Path) -> Iterator[Bed]:
+    package = BEDS[name].needs
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"the optional package {package} is not installed")
     made = BEDS[name](folder)
     try:
         made.start()

@@ -7,8 +7,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -19,15 +18,6 @@ from tests.engine.cache.storage.beds import Bed, Damage
 from tests.engine.cache.storage.pages import page_keys, seen, soon
 
 
-@contextmanager
-def opened(storage: Storage) -> Iterator[Storage]:
-    storage.open(soon())
-    try:
-        yield storage
-    finally:
-        storage.close(soon())
-
-
 def fill(bed: Bed, storage: Storage, count: int = 8, start: int = 0) -> list[bytes]:
     keys = page_keys(count, bed.identity, start)
     assert storage.batch_put(keys, bed.pages.sealed(keys)) == [Status.OK] * count
@@ -35,7 +25,7 @@ def fill(bed: Bed, storage: Storage, count: int = 8, start: int = 0) -> list[byt
 
 
 def test_a_page_comes_back_as_it_was_written(bed: Bed) -> None:
-    with opened(bed.storage()) as storage:
+    with bed.opened() as storage:
         keys = fill(bed, storage)
         assert seen(storage, keys)
         random.Random(1).shuffle(keys)
@@ -45,7 +35,7 @@ def test_a_page_comes_back_as_it_was_written(bed: Bed) -> None:
 
 
 def test_an_empty_batch_is_answered(bed: Bed) -> None:
-    with opened(bed.storage()) as storage:
+    with bed.opened() as storage:
         assert storage.batch_exists([]) == []
         assert storage.batch_get([], []) == []
         assert storage.batch_put([], []) == []
@@ -53,7 +43,7 @@ def test_an_empty_batch_is_answered(bed: Bed) -> None:
 
 
 def test_a_page_written_twice_is_there_once(bed: Bed) -> None:
-    with opened(bed.storage()) as storage:
+    with bed.opened() as storage:
         keys = fill(bed, storage, 3)
         again = [*keys, keys[0]]
         assert storage.batch_put(again, bed.pages.sealed(again)) == [Status.OK] * 4
@@ -63,7 +53,7 @@ def test_a_page_written_twice_is_there_once(bed: Bed) -> None:
 
 
 def test_missing_pages_leave_the_others_whole(bed: Bed) -> None:
-    with opened(bed.storage()) as storage:
+    with bed.opened() as storage:
         keys = page_keys(8, bed.identity)
         kept = [keys[i] for i in (0, 2, 3, 7)]
         storage.batch_put(kept, bed.pages.sealed(kept))
@@ -77,7 +67,7 @@ def test_missing_pages_leave_the_others_whole(bed: Bed) -> None:
 
 
 def test_deleted_pages_are_gone_and_can_be_written_again(bed: Bed) -> None:
-    with opened(bed.storage()) as storage:
+    with bed.opened() as storage:
         keys = fill(bed, storage, 4)
         storage.batch_delete([keys[1], keys[2], secrets.token_bytes(48)])
         found = storage.batch_get(keys, bed.pages.buffers(4))
@@ -88,12 +78,11 @@ def test_deleted_pages_are_gone_and_can_be_written_again(bed: Bed) -> None:
 
 @pytest.mark.parametrize("how", ["cut", "flip"])
 def test_a_damaged_page_never_passes(bed: Bed, how: Damage) -> None:
-    storage = bed.storage()
-    with opened(storage):
+    with bed.opened() as storage:
         keys = fill(bed, storage, 3)
     if not bed.keeps_after_close or not bed.damage(keys[2], how):
         pytest.skip("tests cannot reach what this store keeps")
-    with opened(bed.storage()) as storage:
+    with bed.opened() as storage:
         buffers = bed.pages.buffers(3)
         found = storage.batch_get(keys, buffers)
         faults = bed.pages.faults(keys, buffers)
@@ -103,12 +92,27 @@ def test_a_damaged_page_never_passes(bed: Bed, how: Damage) -> None:
     assert faults[2] in (Fault.FOREIGN, Fault.CORRUPT, Fault.TRUNCATED)
 
 
+def test_a_record_of_another_length_is_a_miss_and_can_be_replaced(bed: Bed) -> None:
+    keys = page_keys(3, bed.identity)
+    pages, bed.pages = bed.pages, type(bed.pages)(payload_bytes=4000)
+    with bed.opened(bed.storage(1)) as other:
+        assert other.batch_put(keys, bed.pages.sealed(keys)) == [Status.OK] * 3
+        bed.pages = pages
+        with bed.opened() as storage:
+            assert storage.batch_get(keys, bed.pages.buffers(3)) == [Status.MISS] * 3
+            storage.batch_delete(keys)
+            fill(bed, storage, 3)
+            buffers = bed.pages.buffers(3)
+            assert storage.batch_get(keys, buffers) == [Status.OK] * 3
+            assert bed.pages.faults(keys, buffers) == [None] * 3
+
+
 def test_what_is_kept_is_found_after_opening_again(bed: Bed) -> None:
-    with opened(bed.storage()) as storage:
+    with bed.opened() as storage:
         keys = fill(bed, storage)
     if not bed.keeps_after_close:
         pytest.skip("this store keeps pages in the memory of its clients")
-    with opened(bed.storage()) as storage:
+    with bed.opened() as storage:
         assert seen(storage, keys)
         buffers = bed.pages.buffers(len(keys))
         assert storage.batch_get(keys, buffers) == [Status.OK] * len(keys)
@@ -116,7 +120,7 @@ def test_what_is_kept_is_found_after_opening_again(bed: Bed) -> None:
 
 
 def test_ranks_read_what_the_others_write(bed: Bed) -> None:
-    with opened(bed.storage(0)) as first, opened(bed.storage(1)) as second:
+    with bed.opened(bed.storage(0)) as first, bed.opened(bed.storage(1)) as second:
         keys = fill(bed, first, 4)
         more = fill(bed, second, 4, start=4)
         for storage, wanted in ((second, keys), (first, more)):
@@ -128,7 +132,7 @@ def test_ranks_read_what_the_others_write(bed: Bed) -> None:
 
 
 def test_reads_and_writes_go_on_side_by_side(bed: Bed) -> None:
-    with opened(bed.storage()) as storage:
+    with bed.opened() as storage:
         keys = fill(bed, storage, 8)
         assert seen(storage, keys)
         wrong: list[object] = []
@@ -155,9 +159,9 @@ def _read(bed: Bed, storage: Storage, keys: list[bytes]) -> list[object]:
 def test_clear_removes_this_identity_and_nothing_else(bed: Bed) -> None:
     other = secrets.token_bytes(16)
     foreign = page_keys(3, other)
-    with opened(bed.storage(identity=other)) as storage:
+    with bed.opened(bed.storage(identity=other)) as storage:
         storage.batch_put(foreign, bed.pages.sealed(foreign))
-        with opened(bed.storage()) as own:
+        with bed.opened() as own:
             keys = fill(bed, own, 5)
             assert own.clear(soon()) == 5
             assert own.batch_get(keys, bed.pages.buffers(5)) == [Status.MISS] * 5
@@ -170,7 +174,7 @@ def test_clear_removes_this_identity_and_nothing_else(bed: Bed) -> None:
 def test_a_full_store_says_so_or_evicts(bed: Bed) -> None:
     if not bed.slots_when_full:
         pytest.skip("this store cannot be made small")
-    with opened(bed.tiny()) as storage:
+    with bed.opened(bed.tiny()) as storage:
         for start in range(0, 40, 8):
             keys = page_keys(8, bed.identity, start)
             found = storage.batch_put(keys, bed.pages.sealed(keys))
@@ -196,7 +200,7 @@ def test_a_server_that_is_not_there_is_named_in_time(served: Bed) -> None:
 
 
 def test_a_server_that_dies_costs_pages_and_not_the_caller(served: Bed) -> None:
-    with opened(served.storage()) as storage:
+    with served.opened() as storage:
         keys = fill(served, storage, 4)
         served.kill()
         _assert_bounded(served, storage, keys)
@@ -205,7 +209,7 @@ def test_a_server_that_dies_costs_pages_and_not_the_caller(served: Bed) -> None:
 def test_a_server_that_hangs_does_not_hang_the_caller(served: Bed) -> None:
     if not served.is_bounded:
         pytest.skip("this client does not bound its calls; the guard does")
-    with opened(served.storage()) as storage:
+    with served.opened() as storage:
         keys = fill(served, storage, 4)
         served.freeze()
         try:
@@ -219,7 +223,7 @@ def _settles(bed: Bed, storage: Storage, keys: list[bytes]) -> bool:
     """True once calls work again."""
     until = time.monotonic() + 10
     while time.monotonic() < until:
-        with suppress(OSError, StorageError):
+        with suppress(Exception):
             fill(bed, storage, len(keys))
             buffers = bed.pages.buffers(len(keys))
             if storage.batch_get(keys, buffers) == [Status.OK] * len(keys):
@@ -237,7 +241,7 @@ def _assert_bounded(bed: Bed, storage: Storage, keys: list[bytes]) -> None:
     )
     for call in calls:
         started = time.monotonic()
-        with suppress(OSError, StorageError):  # what the guard turns into ERROR
+        with suppress(Exception):  # what the guard turns into ERROR
             assert Status.OK not in call()
         assert time.monotonic() - started < bed.longest_call_s
 
@@ -250,14 +254,16 @@ def _sizes() -> tuple[int, int, int]:
 
 def _cycle(bed: Bed, count: int) -> None:
     for i in range(count):
-        with opened(bed.storage()) as storage:
-            keys = page_keys(2, bed.identity, i % 4)
-            storage.batch_put(keys, bed.pages.sealed(keys))
-            storage.batch_get(keys, bed.pages.buffers(2))
+        storage = bed.storage()
+        storage.open(soon())
+        keys = page_keys(2, bed.identity, i % 4)
+        storage.batch_put(keys, bed.pages.sealed(keys))
+        storage.batch_get(keys, bed.pages.buffers(2))
+        storage.close(soon())
 
 
 def _assert_no_growth(bed: Bed, count: int) -> None:
-    _cycle(bed, min(3, count))
+    _cycle(bed, min(2, count))
     fds, threads, rss = _sizes()
     _cycle(bed, count)
     after = _sizes()
@@ -278,6 +284,6 @@ def test_fifty_times_opening_and_closing_leaves_nothing_behind(bed: Bed) -> None
 def test_closing_is_harmless_at_any_time(bed: Bed) -> None:
     storage = bed.storage()
     storage.close(soon())
-    with opened(storage):
-        pass
+    storage.open(soon())
+    storage.close(soon())
     storage.close(soon())
