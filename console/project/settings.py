@@ -190,3 +190,4 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TASK_DEFAULT_QUEUE = "quiesce.jobs"
 
 LOGGING = logging_config(ENV.log_level)
+DEFAULT_EXCEPTION_REPORTER_FILTER = "console.project.reports.ValuesHidden"
