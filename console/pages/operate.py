@@ -56,7 +56,8 @@ class OperateForm:
         """As sent; what was not sent at all has its default."""
         form = OperateForm(kind, engine)
         for choice in EFFECTS[kind][1]:
-            default = choice.default.split() if choice.is_many else [choice.default]
+            is_list = choice.is_many or choice.is_flag
+            default = choice.default.split() if is_list else [choice.default]
             form.values[choice.name] = default if data is None else data.getlist(choice.name)
         if data is not None:
             form.mode = data.get("mode", form.mode)

@@ -135,3 +135,88 @@ def test_no_mode_holds_requests_for_no_time(mode, timeout_s):
         return
     if params.timeout_in_force_s == 0:
         assert params.mode_in_force == Mode.IF_IDLE
+
+
+VALKEY = {"backend": "valkey", "config": {"url": "valkey://h:1/0", "password": "p-1"}}
+
+
+def test_a_secret_is_in_no_field_and_the_engine_is_told_its_name_only():
+    params = params_of(
+        "attach_storage_backend", {**VALKEY, "rank_configs": {"1": {"password": "p-2"}}}
+    )
+    assert params.secret_values == {"password": "p-1", "1.password": "p-2"}
+    assert "p-1" not in repr(params) + json.dumps(params.stored())
+    with pytest.raises(AssertionError, match="keep the secrets first"):
+        params.operation(job_id="j")
+    kept = params.with_kept("name-7", {"password": "hmac:aa", "1.password": "bb"})
+    assert kept.secret_values == {}
+    assert kept.stored()["config"]["password"] == "hmac:aa"
+    assert kept.stored()["rank_configs"] == {"1": {"password": "hmac:bb"}}
+    assert params_from("attach_storage_backend", kept.stored()) == kept
+    sent = kept.operation(job_id="j")
+    assert (sent.config, sent.secrets) == ('{"url": "valkey://h:1/0"}', "name-7")
+    assert sent.rank_configs == {"1": "{}"}
+
+
+def test_two_requests_with_the_same_secret_compare_equal_whatever_its_name():
+    one, other = (
+        params_of("attach_storage_backend", VALKEY).with_kept(name, {"password": "hmac:aa"})
+        for name in ("a", "b")
+    )
+    assert one.compared() == other.compared()
+    assert one.stored() != other.stored()
+
+
+def test_settings_are_sent_as_they_were_given_and_a_known_id_sends_none():
+    asked = {"backend": "file", "config": {"max_size": 1 << 30}, "write_policy": "write_back"}
+    sent = params_of("attach_storage_backend", asked).operation(job_id="j")
+    assert json.loads(sent.config) == {"max_size": 1 << 30}
+    assert (str(sent.write_policy), sent.prefetch_policy) == ("write_back", None)
+    known = {"backend": "valkey", "config_id": "0123456789abcdef", "replace": True}
+    sent = params_of("attach_storage_backend", known).operation(job_id="j")
+    assert (sent.config, sent.rank_configs, sent.config_id) == ("", {}, "0123456789abcdef")
+
+
+def test_a_forced_detach_waits_for_nothing():
+    gentle = params_of("detach_storage_backend", {"timeout_s": 5, "mode": "drain"})
+    forced = params_of("detach_storage_backend", {"force": True, "timeout_s": 0})
+    assert (gentle.waits, str(gentle.mode_in_force), gentle.timeout_in_force_s) == (
+        True,
+        "drain",
+        5,
+    )
+    assert (forced.waits, str(forced.mode_in_force), forced.timeout_in_force_s) == (
+        False,
+        "wait",
+        60,
+    )
+
+
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(["file", "valkey", "mooncake", "nixl", "aibrix", "hf3fs", "eic"]),
+    st.dictionaries(
+        st.sampled_from(
+            ["url", "password", "ttl", "path", "max_size", "io_timeout", "bucket", "x"]
+        ),
+        TREES,
+        max_size=4,
+    ),
+)
+def test_any_settings_are_taken_or_refused_in_words(backend, config):
+    try:
+        params = params_of("attach_storage_backend", {"backend": backend, "config": config})
+    except Invalid as refused:
+        assert str(refused.facts["field"]).startswith("config")
+        return
+    kept = params.with_kept("n", dict.fromkeys(params.secret_values, "hmac:00"))
+    sent = json.loads(kept.operation(job_id="j").config)
+    assert sent == {name: value for name, value in config.items() if name in sent}
