@@ -58,7 +58,7 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 _Folder = Annotated[
     str,
     _meta(
-        "Folder under an allowed storage root; empty: the first root.",
+        "Folder under an allowed storage root; empty: kv-storage in the first one.",
         max_length=4096,
         extra_json_schema=_PATH,
     ),
@@ -160,9 +160,13 @@ class NixlConfig(StorageConfig, frozen=True, kw_only=True):
     )
     path: _Folder = ""
     posix_api: Annotated[
-        Literal["uring", "aio", "posix_aio"], _meta("POSIX: how the kernel is asked.")
-    ] = "posix_aio"
+        Literal["auto", "uring", "aio", "posix_aio"],
+        _meta("POSIX: how the kernel is asked; auto: the first of these that works here."),
+    ] = "auto"
     use_direct_io: Annotated[bool, _meta("POSIX: bypass the page cache.")] = False
+    min_free_space: Annotated[
+        int, _meta("POSIX: bytes of the disk that are left free.", ge=0, le=1 << 50)
+    ] = GIB
     bucket: Annotated[str, _meta("OBJ: bucket, 3 characters or more.", max_length=63)] = ""
     endpoint_override: Annotated[
         str,

@@ -197,6 +197,8 @@ class _Child:
         except (OSError, msgspec.MsgspecError) as error:
             self.kill()
             raise ConnectionResetError(f"the client's process: {error}") from error
+        if answer.is_last:
+            self.kill()
         if answer.error:
             raise (StorageError if answer.is_storage_error else _ChildError)(answer.error)
         return answer

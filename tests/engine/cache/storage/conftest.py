@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.cache.storage.beds import BEDS, CLOSING, Bed
+from tests.engine.cache.storage.beds import BEDS, CLOSING, Bed, NixlObjectsBed
 
 
 @pytest.fixture(scope="package", autouse=True)
 def closed_in_the_end() -> Iterator[None]:
     """What a bed closes on the side has ended when the tests have."""
     yield
+    NixlObjectsBed.end()
     for thread in CLOSING:
         thread.join(30)
         assert not thread.is_alive()

@@ -55,10 +55,43 @@ def on_disk(bed: FileBed) -> int:
 
 def test_a_second_engine_in_the_same_folder_is_told_so(bed: FileBed) -> None:
     storage = opened(bed)
+    storage.close(soon())
+    (lock,) = bed.folder.rglob("LOCK")
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD_LOCK, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None and other.stdout.readline() == b"held\n"
     with pytest.raises(StorageError, match=r"rank-0 .* in use by another process"):
         bed.storage().open(soon())
-    storage.close(soon())
+    other.communicate()
     opened(bed).close(soon())
+
+
+HOLD_LOCK = """
+import fcntl, sys
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_one_that_takes_the_place_of_another_shares_its_folder(bed: FileBed) -> None:
+    first = opened(bed)
+    keys = page_keys(8, bed.identity)
+    assert put(bed, first, keys[:4]) == [Status.OK] * 4
+    second = opened(bed, max_size=5 * bed.pages.record_bytes)
+    assert put(bed, second, keys[4:]) == [Status.OK] * 4
+    assert get(bed, first, keys) == [Status.OK] * 8  # the first one's limits still hold
+    first.close(soon())
+    assert get(bed, second, keys[4:]) == [Status.OK] * 4
+    more = page_keys(5, bed.identity, start=100)
+    put(bed, second, more)
+    assert on_disk(bed) <= 5 * bed.pages.record_bytes
+    second.close(soon())
+    third = opened(bed)
+    assert get(bed, third, more[-1:]) == [Status.OK]
+    third.close(soon())
 
 
 def test_the_cap_is_never_passed(bed: FileBed) -> None:
@@ -293,7 +326,8 @@ def test_a_link_out_of_the_root_is_refused(bed: FileBed, tmp_path: Path) -> None
     with pytest.raises(StorageError, match="not under an allowed storage root"):
         opened(bed, file_storage_path=str(bed.folder / "out"))
     storage = bed.storage()
-    (bed.folder / storage._model_name).symlink_to(tmp_path)
+    (bed.folder / "kv-storage").mkdir()
+    (bed.folder / "kv-storage" / storage._model_name).symlink_to(tmp_path)
     with pytest.raises(StorageError, match="cannot be used"):
         storage.open(soon())
     assert list(tmp_path.iterdir()) == []
