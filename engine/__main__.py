@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "--storage-root",
         action="append",
         default=[],
-        help="folder under which a storage backend may keep files; repeatable; default: in the "
+        help="folder under which a storage backend may keep files; repeatable; default: the "
         "state folder",
     )
     serve.add_argument(
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 def _config(args: argparse.Namespace) -> EngineConfig:
     state, model = Path(args.state_dir).resolve(), Path(args.model).resolve()
     roots = [Path(root).resolve() for root in args.weights_root] or [model.parent]
-    storage = [Path(root).resolve() for root in args.storage_root] or [state / "storage"]
+    storage = [Path(root).resolve() for root in args.storage_root] or [state]
     return EngineConfig(
         model_path=str(model),
         run_dir=args.run_dir or str(state / "run"),

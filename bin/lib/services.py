@@ -155,6 +155,12 @@ def _engine(made: Plan, env: dict[str, str]) -> Service:
     ]
     for root in options.weights_roots:
         command += ["--weights-root", str(root)]
+    command += ["--enable-hierarchical-cache", "--hicache-ratio", options.hicache_ratio]
+    command += ["--hicache-mem-layout", options.host_layout]
+    for root in options.storage_roots:
+        command += ["--storage-root", str(root)]
+    for endpoint in options.storage_endpoints:
+        command += ["--storage-endpoint", endpoint]
     engine_env = {
         key: value for key, value in env.items() if key not in ("DATABASE_URL", "REDIS_URL")
     }

@@ -49,6 +49,7 @@ class HostTier:
         self._loads: dict[Transfer, tuple[Node | None, Node]] = {}  # locked above, and the last one
         kv.tree.save = self._save
         kv.tree.on_host_freed = self.allocator.free
+        kv.tree.on_host_orphaned = self._orphaned
 
     # ---- device → host -----------------------------------------------------------------------
 
@@ -212,6 +213,9 @@ class HostTier:
             return None
         self.num_held += count
         return self.allocator.allocate(count)
+
+    def _orphaned(self, num_pages: int) -> None:
+        self.num_held += num_pages
 
     def poll(self) -> None:
         """Take note of the copies that are done."""

@@ -65,6 +65,7 @@ class RadixCache:
         self.num_host_locked = 0
         self.num_host_evicted_total = 0
         self.on_host_freed: Callable[[list[int]], None] = lambda _: None
+        self.on_host_orphaned: Callable[[int], None] = lambda _: None  # pages left to their copy
 
     # ---- look up -----------------------------------------------------------------------------
 
@@ -263,7 +264,6 @@ class RadixCache:
         Returns the pages, now the caller's. Never frees a locked node; may free a few more.
         """
         freed: list[int] = []
-        stuck: list[Node] = []
         while len(freed) < num_pages and self._leaves:
             last_used, _, node = heapq.heappop(self._leaves)
             node.is_queued = False
@@ -274,12 +274,7 @@ class RadixCache:
                 continue
             if node.host is None and self.save is not None:
                 self.save(node)
-            if node.host is None and _holds_locked(node):
-                stuck.append(node)  # what is below it on the host is being copied
-                continue
             freed += self._drop(node)
-        for node in stuck:
-            self._push(node)
         self.num_evicted_total += len(freed)
         return freed
 
@@ -304,11 +299,9 @@ class RadixCache:
         while stack:
             below = stack.pop()
             stack += below.children.values()
-            assert below.host is not None and below.pages is None and not below.host_locks
-            self.num_host_evictable -= len(below.host)
-            self.num_host_evicted_total += len(below.host)
-            self.on_host_freed(below.host)
-            below.host = below.parent = None
+            assert below.pages is None and below.load is None
+            self.num_host_evicted_total += self._forget_host(below)
+            below.parent = None
         node.children = {}
 
     def _remove(self, node: Node) -> None:
@@ -355,18 +348,30 @@ class RadixCache:
         """Forget everything; returns all device pages the tree owned. No node may be locked.
 
         Host pages go to `on_host_freed`, but for those that a copy still uses: they are its own
-        from now on.
+        from now on, and counted to `on_host_orphaned`.
         """
         assert self.num_locked == 0, f"{self.num_locked} pages are locked"
         pages: list[int] = []
         for node in self.nodes():
             pages += node.pages or ()
-            if node.host is not None and not node.host_locks:
-                self.on_host_freed(node.host)
-            node.parent = node.pages = node.host = None
+            if node.host is not None:
+                self._forget_host(node)
+            node.parent = node.pages = None
         self._roots, self._leaves, self._host_ends = {}, [], []
-        self.num_evictable = self.num_host_evictable = self.num_host_locked = 0
+        self.num_evictable = 0
         return pages
+
+    def _forget_host(self, node: Node) -> int:
+        """Free a node's host pages, or leave them to the copy that uses them."""
+        pages, node.host = node.host, None
+        assert pages is not None
+        if node.host_locks:
+            self.num_host_locked -= len(pages)
+            self.on_host_orphaned(len(pages))
+        else:
+            self.num_host_evictable -= len(pages)
+            self.on_host_freed(pages)
+        return len(pages)
 
     # ---- small things ------------------------------------------------------------------------
 
@@ -401,14 +406,3 @@ class RadixCache:
         node.is_host_queued = True
         self._ties += 1
         heapq.heappush(self._host_ends, (node.last_used, self._ties, node))
-
-
-def _holds_locked(node: Node) -> bool:
-    """Some host copy below it is in use."""
-    stack = list(node.children.values())
-    while stack:
-        below = stack.pop()
-        if below.host_locks:
-            return True
-        stack += below.children.values()
-    return False

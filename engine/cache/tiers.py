@@ -212,7 +212,7 @@ class Tiers:
     def _put_ended(self, put: Put) -> None:
         for node, pages in put.transfer.parts.items():
             node.put = None
-            if node.parent is None:  # the tree was reset meanwhile
+            if node.parent is None:  # it has left the tree meanwhile
                 self.host.give_host(pages, to_pool=True)
                 continue
             self._tree.unlock_host(node)
@@ -322,7 +322,6 @@ class Tiers:
             worker.give_up()
         for fetch in self._fetches.values():
             self._take_fetched(fetch)
-        self.host.num_held += self._tree.num_host_locked
 
     # ---- questions ---------------------------------------------------------------------------
 
@@ -339,6 +338,10 @@ class Tiers:
 
     def violation(self) -> str:
         """What is wrong with the host's account, or nothing."""
+        return self.host.violation(idle=not (self.host.is_copying or self.uses_storage))
+
+    @property
+    def uses_storage(self) -> bool:
+        """Some call to a backend has host pages, be it one that was given up."""
         worker = self.attached.worker if self.attached else None
-        uses_storage = bool(self._leaving) or (worker is not None and worker.is_busy)
-        return self.host.violation(idle=not (self.host.is_copying or uses_storage))
+        return bool(self._leaving) or (worker is not None and worker.is_busy)

@@ -216,18 +216,19 @@ async def status(request: Request) -> Response:
 
 
 def _rank(rank: RankView, is_desired: bool) -> dict[str, Any]:  # Any: JSON
-    """One rank's own word."""
+    """One rank's own word. Its newest counters may be half a second older than its state."""
     storage = rank.storage
-    attached = storage if storage is not None and storage.is_open else None
+    attached = rank.storage_backend is not None and (storage is None or storage.is_open)
+    drifts = attached != is_desired or (storage is not None and storage.drifts)
     return {
         "dp_rank": rank.dp_rank,
+        "incarnation": rank.incarnation,
         "online": rank.online,
         "proven": rank.proven,
-        "attached": attached is not None,
-        "hicache_storage_backend": attached.backend if attached else None,
+        "attached": attached,
+        "hicache_storage_backend": rank.storage_backend if attached else None,
         "config_hash": storage.config_hash if storage else None,
-        "drift": rank.online
-        and ((attached is not None) != is_desired or (attached is not None and attached.drifts)),
+        "drift": rank.online and drifts,
         "health": storage.breaker if storage else None,
         **({} if storage is None else {"storage": msgspec.to_builtins(storage)}),
     }

@@ -53,7 +53,7 @@ def rank_view(
             state.storage_backend.backend.value if state and state.storage_backend else None
         ),
         host=stats.host if stats else None,
-        storage=_storage(stats, config_hash),
+        storage=_storage(stats, config_hash) if state and state.storage_backend else None,
         kv=stats.kv if stats else None,
         hit_rate=stats.hit_rate if stats else None,
         decode_tokens_per_s=stats.decode_tokens_per_s if stats else 0.0,

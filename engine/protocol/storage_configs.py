@@ -192,9 +192,19 @@ class AibrixConfig(StorageConfig, frozen=True, kw_only=True):
     l2_backend: Annotated[Literal["ROCKSDB", "SHFS"], _meta("What keeps the pages.")] = "ROCKSDB"
     path: _Folder = ""
     l1_capacity_gb: Annotated[
-        float, _meta("GiB of memory of AIBrix's own first level.", gt=0, le=1024)
-    ] = 0.25
-    ttl: Annotated[int, _meta("Seconds until a page expires.", ge=1, le=31_536_000)] = 86_400
+        float,
+        _meta(
+            "GiB of memory of AIBrix's own first level; 0: none, the host's is there.",
+            ge=0,
+            le=1024,
+        ),
+    ] = 0.0
+    min_free_space: Annotated[
+        int, _meta("Bytes of the disk that are left free.", ge=0, le=1 << 50)
+    ] = GIB
+    ttl: Annotated[int, _meta("ROCKSDB: seconds until a page expires.", ge=1, le=31_536_000)] = (
+        86_400
+    )
 
 
 class Hf3fsConfig(StorageConfig, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ from engine.scheduler.mailbox import Mailbox
 from engine.scheduler.participant import Participant
 from engine.scheduler.questions import Questions
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.stats import rank_stats
 from engine.tokens.tokenizer import Tokenizer, TokenizerError
 from engine.weights.background import Background
 from engine.weights.group import TrainerGroups
@@ -243,7 +244,9 @@ class RankProcess:
                 view=view,
                 lease_left_s=self._participant.lease_left_s(now),
                 stats=msgspec.structs.replace(
-                    self._scheduler.stats(now), staging=staging, storage=self._storage.report()
+                    rank_stats(self._scheduler, now),
+                    staging=staging,
+                    storage=self._storage.report(),
                 ),
             )
         )

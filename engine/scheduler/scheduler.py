@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from engine.cache.kv_cache import KVCache, Pages
 from engine.cache.ticket import Stage, Ticket
@@ -18,7 +17,6 @@ from engine.ipc.messages import (
     FinishReason,
     Generate,
     LogprobEntry,
-    RankStats,
     TierTokens,
     TokenOut,
 )
@@ -74,7 +72,7 @@ class Scheduler:
         self.running: list[Req] = []
         self.outputs: list[TokenOut] = []
         self.last_prefill_tokens = 0  # of the newest step
-        self._hit_tokens = TierTokens()
+        self.hit_tokens = TierTokens()
         self._is_blocked = False  # all that wait do so for a lower tier
         self._chunk_tokens = chunked_prefill_tokens
         self._max_running = max_running
@@ -171,41 +169,6 @@ class Scheduler:
         if self._is_stopped():
             return False
         return bool(self.running) or bool(self.waiting and self._is_open() and not self._is_blocked)
-
-    def stats(self, now: float) -> RankStats:
-        """Gauges and counters for a report."""
-        metrics = self.metrics
-        return RankStats(
-            places=self.places(),
-            kv=self.kv.usage(),
-            hit_rate=metrics.hit_rate(now),
-            decode_tokens_per_s=metrics.decode_tokens_per_s(now),
-            waiting_uncached_tokens=sum(req.num_remaining for req in self.waiting),
-            prompt_tokens_total=metrics.prompt_tokens_total,
-            cached_tokens_total=metrics.cached_tokens_total,
-            generated_tokens_total=metrics.generated_tokens_total,
-            retractions_total=metrics.retractions_total,
-            aborted_total=metrics.aborted_total,
-            finished_total=metrics.finished_total,
-            evicted_pages_total=self.kv.num_evicted_total,
-            flushes_total=metrics.flushes_total,
-            violations_total=metrics.violations_total,
-            violation=metrics.violation,
-            prefill_tokens_per_s=metrics.prefill_tokens_per_s,
-            empty_cache_total=self.runner.num_empty_cache,
-            **self._tier_stats(now),
-        )
-
-    def _tier_stats(self, now: float) -> dict[str, Any]:  # Any: the named fields of RankStats
-        if self.tiers is None:
-            return {"hit_tokens": self._hit_tokens}
-        host, size = self.tiers.host, self.kv.page_size
-        return {
-            "host": host.usage(),
-            "hit_tokens": self._hit_tokens,
-            "backup_tokens_total": host.backup_pages_total * size,
-            "backup_dropped_tokens_total": host.dropped_pages_total * size,
-        }
 
     def check_invariants(self) -> None:
         """Count a violation of the page account; never ends the process."""
@@ -312,8 +275,8 @@ class Scheduler:
         )
 
     def _count_hits(self, cached: TierTokens) -> None:
-        total = self._hit_tokens
-        self._hit_tokens = TierTokens(
+        total = self.hit_tokens
+        self.hit_tokens = TierTokens(
             device=total.device + cached.device,
             host=total.host + cached.host,
             storage=total.storage + cached.storage,
@@ -341,7 +304,7 @@ class Scheduler:
             assert req.pages is not None
             while req.pages is not None and not self.kv.grow(req.pages, len(req.all_ids)):
                 victim = choose_victim(self.running)
-                if victim is req and len(self.running) == 1:
+                if victim is req and len(self.running) == 1 and not self._is_copying:
                     message = "this request does not fit the KV pool"
                     self._leave(req, FinishReason(type="abort", message=message, status_code=503))
                     break

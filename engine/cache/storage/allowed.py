@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from engine.cache.storage.base import Site, StorageError
 from engine.protocol import StorageBackend, StorageConfig, fields_of
 
+DEFAULT_FOLDER = "kv-storage"
 NO_ENDPOINT = "P2PHANDSHAKE"  # what Mooncake calls having no metadata server
 
 
@@ -51,14 +52,15 @@ def folder(site: Site, path: str, what: str) -> Path:
 
 
 def beneath(roots: Sequence[Path], path: str, what: str) -> Path:
-    """The folder that `path` names, beneath a root; the first root for "". It need not exist.
+    """The folder that `path` names, beneath a root; one in the first root for "". It need not
+    exist.
 
     Raises StorageError for one that lies elsewhere, by `..` or by a link.
     """
     if not roots:
         raise StorageError("this engine has no storage root; start it with --storage-root")
     if not path:
-        return roots[0]
+        return roots[0] / DEFAULT_FOLDER
     named = Path(path)
     if "\0" in path or not named.is_absolute() or ".." in named.parts:
         raise StorageError(f"{what} must be an absolute path without '..'")

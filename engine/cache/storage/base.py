@@ -67,7 +67,7 @@ class Storage(ABC):
     layouts: ClassVar[frozenset[HostLayout]] = frozenset(HostLayout)
     layout_reason: ClassVar[str] = ""
     # True: its records are seen by the other ranks of the engine, and by a later engine.
-    is_shared: ClassVar[bool] = True
+    is_shared: bool = True
 
     @abstractmethod
     def open(self, deadline: float) -> None:

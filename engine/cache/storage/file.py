@@ -1,8 +1,9 @@
 """Storage in a folder: `<root>/<model>-<identity>/rank-<dp_rank>/`, in packed segments.
 
-Each rank writes into its own folder, which it holds locked, and reads all of them. What survives
-a crash is decided by each record's checksum. See also `file_segments.py`, `file_writer.py` and
-`file_index.py`.
+Each rank writes into its own folder, which it holds locked, and reads all of them. A second
+storage of the same process in the same folder, opened to take the place of the first, shares what
+is open: the folder's limits are those of the one that was opened first. What survives a crash is
+decided by each record's checksum. See also `file_segments.py`, `file_writer.py`, `file_index.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,21 @@ from engine.cache.storage.file_writer import NO_ROOM, SegmentWriter
 from engine.protocol.storage_configs import FileConfig
 
 
+class _Held:
+    """One rank's folder, open and locked, for all storages of this process that use it."""
+
+    def __init__(
+        self, fds: list[int], index: FileIndex, writer: SegmentWriter, direct: int
+    ) -> None:
+        self.fds, self.index, self.writer, self.direct = fds, index, writer, direct
+        self.writing = threading.Lock()
+        self.users: list[FileStorage] = []
+
+
+_HELD: dict[tuple[int, int], _Held] = {}  # by device and inode of the folder
+_HOLDING = threading.Lock()
+
+
 class FileStorage(Storage):
     """Packed segments in a folder."""
 
@@ -34,6 +50,8 @@ class FileStorage(Storage):
         self._fds: list[int] = []
         self._model_folder = self._folder = -1
         self._direct = 0
+        self._held: _Held | None = None
+        self._place = (0, 0)
 
     def open(self, deadline: float) -> None:
         if self._site.record_bytes > self._config.max_size:
@@ -43,15 +61,30 @@ class FileStorage(Storage):
         root = allowed.made_folder(self._site, self._config.file_storage_path, "file_storage_path")
         try:
             self._open_folders(str(root))
-            self._lock()
-            self._direct = file_segments.direct_flag(self._folder, self._config.direct_io)
-            self._writer = self._load(deadline)
+            found = os.fstat(self._folder)
+            with _HOLDING:
+                self._hold((found.st_dev, found.st_ino), deadline)
         except OSError as error:
             self.close(deadline)
             raise StorageError(f"{self._shown} cannot be used: {error.strerror}") from error
         except StorageError:
             self.close(deadline)
             raise
+
+    def _hold(self, place: tuple[int, int], deadline: float) -> None:
+        held = _HELD.get(place)
+        if held is None:
+            self._lock()
+            self._direct = file_segments.direct_flag(self._folder, self._config.direct_io)
+            writer = self._load(deadline)
+            held = _HELD[place] = _Held(self._fds, self._index, writer, self._direct)
+        else:
+            self._close_files()
+        held.users.append(self)
+        self._held, self._place = held, place
+        self._fds, self._writing = held.fds, held.writing
+        self._index, self._writer, self._direct = held.index, held.writer, held.direct
+        self._model_folder, self._folder = held.fds[1:3]
 
     @property
     def _shown(self) -> str:
@@ -85,9 +118,7 @@ class FileStorage(Storage):
             self._folder,
             self._index,
             record_bytes=self._site.record_bytes,
-            max_bytes=self._config.max_size,
-            segment_bytes=self._config.segment_size,
-            min_free_bytes=self._config.min_free_space,
+            **self._limits,
             flags=self._direct,
         )
         writer.load(deadline)
@@ -96,6 +127,14 @@ class FileStorage(Storage):
         until = min(now + 1.0, now + max(0.0, deadline - now) / 2)
         self._index.refresh(self._model_folder, self._rank_name, deadline=until)
         return writer
+
+    @property
+    def _limits(self) -> dict[str, int]:
+        return {
+            "max_bytes": self._config.max_size,
+            "segment_bytes": self._config.segment_size,
+            "min_free_bytes": self._config.min_free_space,
+        }
 
     def batch_exists(self, keys: Sequence[bytes]) -> list[bool]:
         return [place is not None for place in self._find(keys)]
@@ -219,9 +258,23 @@ class FileStorage(Storage):
         return gone
 
     def close(self, deadline: float) -> None:
-        if self._writer is not None:
-            self._writer.seal()
-            self._writer = None
+        held, self._held = self._held, None
+        writer, self._writer = self._writer, None
+        if held is None:
+            self._close_files()
+            return
+        with _HOLDING:
+            held.users.remove(self)
+            if held.users:
+                with held.writing:
+                    held.writer.limit(**held.users[0]._limits)
+                return
+            del _HELD[self._place]
+            if writer is not None:
+                writer.seal()
+            self._close_files()
+
+    def _close_files(self) -> None:
         for fd in reversed(self._fds):  # The lock is let go first; no other file is open by now.
             os.close(fd)
         self._fds.clear()

@@ -43,6 +43,21 @@ class SegmentWriter:
         self._segments: list[Segment] = []
         self._fd = -1  # of the last segment, while it has room
 
+    def limit(self, *, max_bytes: int, segment_bytes: int, min_free_bytes: int) -> None:
+        """Other limits from now on."""
+        before = self._max_bytes, self._segment_bytes, self._min_free_bytes
+        if before == (max_bytes, segment_bytes, min_free_bytes):
+            return
+        self._max_bytes, self._segment_bytes = max_bytes, segment_bytes
+        self._min_free_bytes = min_free_bytes
+        self.seal()
+        self._trim()
+
+    def _trim(self) -> None:
+        skipped: set[str] = set()
+        while self.used_bytes > self._max_bytes and self._evict(skipped):
+            pass
+
     @property
     def used_bytes(self) -> int:
         """Room of all own segments."""
@@ -76,9 +91,7 @@ class SegmentWriter:
                 self._segments.append(segment)
             else:
                 self._unlink(segment)
-        skipped: set[str] = set()
-        while self.used_bytes > self._max_bytes and self._evict(skipped):
-            pass
+        self._trim()
         if self._segments and self._segments[-1].free_slots:
             last = self._segments[-1].name
             self._fd = os.open(last, os.O_RDWR | os.O_NOFOLLOW | self._flags, dir_fd=self._folder)

@@ -7,14 +7,13 @@ leaves short files when a disk is full or a process ends. It has no cap; `min_fr
 from __future__ import annotations
 
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from engine.cache.storage import allowed
+from engine.cache.storage import allowed, folders
 from engine.cache.storage.base import Site, Status, StorageError
 from engine.cache.storage.nixl_transfer import Agent, TransferError, Way
 from engine.protocol.storage_configs import NixlConfig
@@ -36,12 +35,9 @@ class NixlFiles:
 
     def open(self, deadline: float) -> None:
         root = allowed.made_folder(self._site, self._config.path, "path")
-        self._folder = root / f"{self._site.model}-{self._site.identity.hex()[:8]}"
+        self._folder = folders.of_model(self._site, root)
+        folders.below(self._folder, _TEMPORARY)
         try:
-            for folder in (self._folder, self._folder / _TEMPORARY):
-                folder.mkdir(mode=0o700, exist_ok=True)
-                if folder.is_symlink():
-                    raise StorageError(f"{folder.name} under path is a link")
             self._sweep()
         except OSError as error:
             raise StorageError(f"path cannot be used: {error.strerror}") from error
@@ -175,8 +171,8 @@ class NixlFiles:
         return [True] * len(places)
 
     def _has_room(self, pages: int) -> bool:
-        disk = shutil.disk_usage(self._folder)
-        return disk.free - pages * self._site.record_bytes >= self._config.min_free_space
+        wanted_bytes = pages * self._site.record_bytes
+        return folders.has_room(self._folder, wanted_bytes, self._config.min_free_space)
 
     def delete(self, keys: Sequence[bytes]) -> None:
         for key in keys:

@@ -26,7 +26,7 @@ _PROBE_KEY = bytes(48)
 _T = TypeVar("_T")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Put:
     """Nodes on their way to storage. `kept` says of each host page whether it got there."""
 
@@ -39,7 +39,7 @@ class Put:
     is_back: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Get:
     """Pages on their way from storage, in order. The first `num_ok` of `pages` are whole."""
 

@@ -31,6 +31,7 @@ from engine.protocol import (
 from engine.scheduler.control import RankHost
 from engine.scheduler.participant import Participant
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.stats import rank_stats
 from tests.engine.scheduler.helpers import Seen, ask, make
 from tests.fakes.runner import FakeRunner
 from tests.fakes.weights import ScriptedWeights
@@ -104,7 +105,7 @@ class Rank:
             n=self.machine.next_n(),
             view=self.machine.view(),
             lease_left_s=self.machine.lease_left_s(now),
-            stats=self.scheduler.stats(now),
+            stats=rank_stats(self.scheduler, now),
         )
 
 
@@ -128,7 +129,7 @@ class Engine:
             clock=lambda: self.now,
             view=lambda current: operation_view(
                 current,
-                {rank.number: rank.scheduler.stats(self.now) for rank in self.ranks},
+                {rank.number: rank_stats(rank.scheduler, self.now) for rank in self.ranks},
                 now=self.now,
                 held=0,
             ),

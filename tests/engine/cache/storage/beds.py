@@ -27,7 +27,13 @@ from engine.cache.storage.file import FileStorage
 from engine.cache.storage.registry import make
 from engine.cache.storage.valkey import ValkeyStorage
 from engine.protocol import HostLayout, StorageBackend
-from engine.protocol.storage_configs import FileConfig, MooncakeConfig, NixlConfig, ValkeyConfig
+from engine.protocol.storage_configs import (
+    AibrixConfig,
+    FileConfig,
+    MooncakeConfig,
+    NixlConfig,
+    ValkeyConfig,
+)
 from tests.engine.cache.storage.pages import Pages, soon
 from tests.fakes.stack import free_port, wait_until
 
@@ -389,7 +395,33 @@ def damage_file(path: Path, at: int, how: Damage) -> None:
         file.write(bytes([byte[0] ^ 0xFF]))
 
 
+class AibrixBed(Bed):
+    needs = "aibrix_kvcache"
+    slots_when_full = 0  # it is as large as the disk
+    quick_cycles = 2  # its process loads torch
+    l2_backend = "ROCKSDB"
+
+    def storage(self, dp_rank: int = 0, identity: bytes = b"", **config: object) -> Storage:
+        settings = {"l2_backend": self.l2_backend, "min_free_space": 0, **config}
+        return make(
+            StorageBackend.AIBRIX,
+            AibrixConfig(**settings),  # type: ignore[arg-type]
+            self.site(dp_rank, identity),
+        )
+
+
+class AibrixFilesBed(AibrixBed):
+    l2_backend = "SHFS"
+
+    def damage(self, key: bytes, how: Damage) -> bool:
+        (path,) = self.folder.rglob(key.hex().encode().hex())
+        damage_file(path, self.pages.record_bytes // 2, how)
+        return True
+
+
 BEDS: dict[str, type[Bed]] = {
+    "aibrix-files": AibrixFilesBed,
+    "aibrix-rocksdb": AibrixBed,
     "file": FileBed,
     "mooncake": MooncakeBed,
     "nixl-files": NixlFilesBed,
