@@ -44,6 +44,7 @@ class Bed(ABC):
     """What the conformance tests need to know and do."""
 
     needs = ""  # the optional package, without which its tests are skipped
+    is_slow = False  # its common tests are slow ones; it has some of its own that are not
     has_server = False  # one that `kill` and `freeze` stop
     keeps_after_close = True
     slots_when_full = 8  # pages that fit in `tiny()`, at most; 0: it cannot be made small
@@ -397,6 +398,7 @@ def damage_file(path: Path, at: int, how: Damage) -> None:
 
 class AibrixBed(Bed):
     needs = "aibrix_kvcache"
+    is_slow = True
     slots_when_full = 0  # it is as large as the disk
     quick_cycles = 2  # its process loads torch
     l2_backend = "ROCKSDB"

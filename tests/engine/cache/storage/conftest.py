@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,13 +33,20 @@ def _run(name: str, folder: Path) -> Iterator[Bed]:
         made.stop()
 
 
-@pytest.fixture(params=sorted(BEDS))
+def _params(names: Iterable[str]) -> list[object]:
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] if BEDS[name].is_slow else [])
+        for name in sorted(names)
+    ]
+
+
+@pytest.fixture(params=_params(BEDS))
 def bed(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Bed]:
     """A backend's test bed, its server running."""
     yield from _run(request.param, short_dir)
 
 
-@pytest.fixture(params=sorted(name for name, kind in BEDS.items() if kind.has_server))
+@pytest.fixture(params=_params(name for name, kind in BEDS.items() if kind.has_server))
 def served(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Bed]:
     """One that has a server of its own."""
     yield from _run(request.param, short_dir)
