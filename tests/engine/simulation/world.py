@@ -28,6 +28,9 @@ from engine.frontend.outcomes import RankEnd
 from engine.frontend.rank_table import RankTable
 from engine.ipc.messages import Commit, RankPhase, RankStats, Report, Said, ServingState, Word
 from engine.protocol import (
+    AttachStorage,
+    ClearStorage,
+    DetachStorage,
     FlushCache,
     Mode,
     Operation,
@@ -37,6 +40,8 @@ from engine.protocol import (
     ProtocolError,
     ReleaseMemory,
     Repair,
+    StorageBackend,
+    StorageView,
     UpdateWeightsFromDisk,
     UpdateWeightVersion,
     WeightsView,
@@ -47,14 +52,20 @@ TIMES = OperationTimes(
     heartbeat_s=3.0, margin_s=2.0, budget_s=14.0, resend_s=2.0, stage_s=60.0, silent_s=40.0
 )
 # One of each way through the protocol: no state, a state after parking, after long staging, and
-# beside serving.
+# beside serving; the one whose ranks all tell why they refuse.
 OPERATIONS: tuple[Operation, ...] = (
     FlushCache(),
     ReleaseMemory(),
     UpdateWeightsFromDisk(model_path="/models/new"),
     UpdateWeightVersion(new_version="named"),
+    AttachStorage(backend=StorageBackend.FILE, replace=True),
+    DetachStorage(),
+    DetachStorage(force=True),
+    ClearStorage(),
 )
-UNCHANGING = frozenset({OperationKind.FLUSH_CACHE, OperationKind.REPAIR})
+UNCHANGING = frozenset(
+    {OperationKind.FLUSH_CACHE, OperationKind.REPAIR, OperationKind.CLEAR_STORAGE_BACKEND}
+)
 HELD_MAX = 30
 
 
@@ -543,6 +554,11 @@ class World:
         if operation.kind is OperationKind.UPDATE_WEIGHT_VERSION:  # the weights stay
             named = msgspec.structs.replace(new.weights, checksum=old.weights.checksum)
             new = ServingState(weights=named)
+        if isinstance(operation, AttachStorage | DetachStorage):  # so they do
+            view = None
+            if isinstance(operation, AttachStorage):
+                view = StorageView(backend=operation.backend, config_id=f"{self.next_id:016x}")
+            new = msgspec.structs.replace(old, storage_backend=view)
         timeout_s = rng.choice([0, 4, 15, 30, 60])
         self.next_id += 1
         current = Current(
