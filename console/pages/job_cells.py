@@ -22,6 +22,7 @@ from console.pages.kinds import job_name, kind_words
 from console.pages.pending import panel_of_job, panel_render
 from console.pages.weights_panel import weights_panel_of, weights_panel_render
 from console.pages.weights_ranks import weight_rank_cells
+from console.selectors.engines import EngineView
 from console.templatetags.q_tags import DASH, Cells, at, duration, icon, places, ranks, state, tile
 
 
@@ -159,9 +160,9 @@ def rank_section(job: Job, rows: list[JobRankResult]) -> SafeString:
     )
 
 
-def job_cells(job: Job, entries: list[AuditEntry], num_ranks: int, now: datetime) -> Cells:
-    """Everything on a job's page that changes while it is open."""
-    rows = rank_rows(job, num_ranks)
+def job_cells(job: Job, entries: list[AuditEntry], view: EngineView, now: datetime) -> Cells:
+    """Everything on a job's page that changes while it is open. `view`: of its engine."""
+    rows = rank_rows(job, len(view.ranks))
     panel = panel_of_job(job, now)
     weights_panel = weights_panel_of(job, now)
     following = next_of(job)
@@ -186,7 +187,7 @@ def job_cells(job: Job, entries: list[AuditEntry], num_ranks: int, now: datetime
         "job-took": format_html("{}", took(job)),
         "job-mode": format_html("<code>{}</code>", job.mode),
         "steps": _steps(job, now),
-        **storage_cells(job),
+        **storage_cells(job, view),
         **_score_cells(job, rows),
     }
     for row in rows:

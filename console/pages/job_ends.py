@@ -138,6 +138,8 @@ def ended_of(job: Job, word: str) -> Next:
                 if job_waits(job)
                 else ""
             )
+            if job.kind == JobKind.ATTACH_STORAGE_BACKEND:
+                hint = " Mend what is named, then ask again."
             said = _said(job, "The engine refused")
             if job.kind in STORAGE_KINDS and reasons_of(job):
                 said = f"{said}. {reasons_of(job)}"

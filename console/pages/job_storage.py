@@ -8,7 +8,8 @@ from django.utils.safestring import SafeString, mark_safe
 
 from console.choices import STORAGE_KINDS, JobKind, JobState, RankState
 from console.models import Job
-from console.selectors.storage import Attached, Change, undo_of
+from console.selectors.engines import EngineView
+from console.selectors.storage import Attached, Change, attached_of, undo_of
 from console.templatetags.q_tags import Cells, icon, short
 
 _NOTHING = mark_safe('<span class="faint">nothing</span>')
@@ -52,12 +53,11 @@ def succeeded_words(job: Job) -> str:
 def reasons_of(job: Job) -> str:
     """Each rank that did not, in its own words; empty when the ranks say nothing."""
     odd = (RankState.FAILED, RankState.UNREACHABLE, RankState.UNKNOWN, RankState.COMPENSATED)
-    said = [
-        f"Rank {row.dp_rank}: “{row.message.rstrip('.')}”"
-        for row in job.ranks.all()
-        if row.state in odd and row.message
-    ]
-    return ". ".join(said)
+    whole = str((job.error or {}).get("message", ""))
+    told = [row for row in job.ranks.all() if row.state in odd and row.message]
+    if all(f"rank {row.dp_rank}: {row.message}" in whole for row in told):
+        return ""  # the engine's own sentence says it already
+    return ". ".join(f"Rank {row.dp_rank}: “{row.message.rstrip('.')}”" for row in told)
 
 
 def partial_words(job: Job) -> str:
@@ -72,10 +72,13 @@ def partial_words(job: Job) -> str:
     )
 
 
-def undo_link(job: Job) -> SafeString:
-    """The button of the inverse, which opens its plan; nothing where there is none."""
+def undo_link(job: Job, view: EngineView) -> SafeString:
+    """The button of the inverse, which opens its plan; nothing where there is none.
+
+    Nor once something else is attached than the job left: then it would undo another's work.
+    """
     undo = undo_of(job) if job.kind in STORAGE_KINDS else None
-    if undo is None:
+    if undo is None or not _is_as_left(job, view):
         return SafeString("")
     engine = job.engine.name
     if undo.kind == JobKind.ATTACH_STORAGE_BACKEND:
@@ -91,6 +94,13 @@ def undo_link(job: Job) -> SafeString:
         icon("arrow-back-up"),
         text,
     )
+
+
+def _is_as_left(job: Job, view: EngineView) -> bool:
+    change, now = Change.of(job), attached_of(view)
+    if view.state is None or change is None:
+        return False
+    return change.now is None if now is None else now.is_same_as(change.now)
 
 
 def undo_reason(job: Job) -> str:
@@ -157,9 +167,9 @@ def changed_cell(job: Job) -> SafeString:
     )
 
 
-def storage_cells(job: Job) -> Cells:
+def storage_cells(job: Job, view: EngineView) -> Cells:
     """The live cells that only a storage job has; the undo is there for every kind, empty."""
-    cells: Cells = {"undo": undo_link(job)}
+    cells: Cells = {"undo": undo_link(job, view)}
     if job.kind in STORAGE_KINDS:
         cells["changed"] = changed_cell(job)
     return cells

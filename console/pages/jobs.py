@@ -68,7 +68,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
 def job_page_cells(job: Job) -> Cells:
     """All live cells of a job's page."""
     view = engine_get(name=job.engine.name)
-    return job_cells(job, audit_of_job(job_id=job.pk), len(view.ranks), db_now())
+    return job_cells(job, audit_of_job(job_id=job.pk), view, db_now())
 
 
 @page

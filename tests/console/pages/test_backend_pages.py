@@ -334,6 +334,12 @@ def test_undo_of_policies_sets_them_as_before(page, seen, ended):
     assert re.search(r'value="write_through" checked', text_of(page, url))
 
 
+def test_no_undo_once_something_else_is_attached(page, ended, with_valkey):
+    with_valkey(storage=attached("file", config="", config_id="0" * 16))
+    job = ended(None, attached())
+    assert undo_of(page, job) is None
+
+
 def test_no_undo_where_there_is_none(page, seen, ended, ask, with_valkey):
     with_valkey()
     same = ended(attached(), attached())
