@@ -30,6 +30,7 @@ from engine.protocol import HostLayout, StorageBackend
 from engine.protocol.storage_configs import (
     AibrixConfig,
     FileConfig,
+    Hf3fsConfig,
     MooncakeConfig,
     NixlConfig,
     ValkeyConfig,
@@ -44,6 +45,7 @@ class Bed(ABC):
     """What the conformance tests need to know and do."""
 
     needs = ""  # the optional package, without which its tests are skipped
+    stands_in = False  # the vendor's package is one of tests/fakes/vendors
     is_slow = False  # its common tests are slow ones; it has some of its own that are not
     has_server = False  # one that `kill` and `freeze` stop
     keeps_after_close = True
@@ -421,7 +423,45 @@ class AibrixFilesBed(AibrixBed):
         return True
 
 
+VENDORS = Path(__file__).parents[3] / "fakes" / "vendors"
+
+
+class Hf3fsBed(Bed):
+    """On a stand-in for the vendor's package: there is no cluster."""
+
+    stands_in = True
+    quick_cycles = 10
+
+    def storage(self, dp_rank: int = 0, identity: bytes = b"", **config: object) -> Storage:
+        settings = {
+            "file_path_prefix": f"{self.folder}/pages",
+            "file_size": 64 * self.pages.record_bytes,
+            "client_timeout": self.io_timeout,
+            "io_timeout": self.io_timeout,
+            **config,
+        }
+        return make(
+            StorageBackend.HF3FS,
+            Hf3fsConfig(**settings),  # type: ignore[arg-type]
+            self.site(dp_rank, identity),
+        )
+
+    def tiny(self) -> Storage:
+        return self.storage(file_size=self.slots_when_full * self.pages.record_bytes)
+
+    def damage(self, key: bytes, how: Damage) -> bool:
+        (path,) = self.folder.rglob("*.bin")
+        content = path.read_bytes()
+        for at in range(0, len(content), self.pages.record_bytes):
+            found = records.header_key(content[at : at + records.HEADER_BYTES])
+            if found is not None and found[0] == key:
+                damage_file(path, at + self.pages.record_bytes // 2, how)
+                return True
+        raise AssertionError("the page is not there")
+
+
 BEDS: dict[str, type[Bed]] = {
+    "hf3fs": Hf3fsBed,
     "aibrix-files": AibrixFilesBed,
     "aibrix-rocksdb": AibrixBed,
     "file": FileBed,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.cache.storage.beds import BEDS, CLOSING, Bed, NixlObjectsBed
+from tests.engine.cache.storage.beds import BEDS, CLOSING, VENDORS, Bed, NixlObjectsBed
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -22,6 +22,13 @@ def closed_in_the_end() -> Iterator[None]:
 
 
 def _run(name: str, folder: Path) -> Iterator[Bed]:
+    with pytest.MonkeyPatch.context() as patch:
+        if BEDS[name].stands_in:
+            patch.syspath_prepend(VENDORS)
+        yield from _run_real(name, folder)
+
+
+def _run_real(name: str, folder: Path) -> Iterator[Bed]:
     package = BEDS[name].needs
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"the optional package {package} is not installed")

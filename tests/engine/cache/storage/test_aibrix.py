@@ -1,4 +1,4 @@
-"""The AIBrix backend. Each opening loads torch in a process: the common tests of it are slow ones."""
+"""The AIBrix backend. Each opening loads torch in a process, so its common tests are slow ones."""
 
 from __future__ import annotations
 
