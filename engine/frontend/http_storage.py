@@ -25,6 +25,7 @@ from engine.frontend.http_operation import (
     result_json,
     wait,
 )
+from engine.frontend.outcomes import NOT_IDLE
 from engine.frontend.query import flag, no_others, number, one
 from engine.protocol import (
     MAX_TIMEOUT_S,
@@ -179,8 +180,11 @@ async def _answered(
 def _why(result: OperationResult, verb: str) -> str:
     """SGLang's line for a busy engine, then which places are busy on which rank."""
     busy = [r.places for r in result.ranks if r.places is not None and not r.places.is_idle]
+    is_why = result.outcome is Outcome.EXPIRED or any(
+        rank.message.startswith(NOT_IDLE) for rank in result.ranks
+    )
     line = ""
-    if busy:
+    if busy and is_why:
         waiting = sum(places.waiting for places in busy)
         running = sum(places.running + places.chunked_prefill for places in busy)
         line = (
