@@ -29,6 +29,7 @@ from engine.cache.storage.valkey import ValkeyStorage
 from engine.protocol import HostLayout, StorageBackend
 from engine.protocol.storage_configs import (
     AibrixConfig,
+    EicConfig,
     FileConfig,
     Hf3fsConfig,
     MooncakeConfig,
@@ -45,6 +46,7 @@ class Bed(ABC):
     """What the conformance tests need to know and do."""
 
     needs = ""  # the optional package, without which its tests are skipped
+    clears = True  # all of an identity
     stands_in = False  # the vendor's package is one of tests/fakes/vendors
     is_slow = False  # its common tests are slow ones; it has some of its own that are not
     has_server = False  # one that `kill` and `freeze` stop
@@ -460,7 +462,44 @@ class Hf3fsBed(Bed):
         raise AssertionError("the page is not there")
 
 
+class EicBed(Bed):
+    """On a stand-in for the vendor's package, which is not public."""
+
+    stands_in = True
+    clears = False
+    slots_when_full = 0
+    quick_cycles = 10
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.kept = folder / "eic"
+        self.kept.mkdir()
+        os.environ["EIC_FOLDER"] = str(self.kept)
+
+    def stop(self) -> None:
+        os.environ.pop("EIC_FOLDER", None)
+
+    def storage(self, dp_rank: int = 0, identity: bytes = b"", **config: object) -> Storage:
+        settings = {
+            "remote_url": "eic://127.0.0.1:12500",
+            "eic_instance_id": "test",
+            "io_timeout": self.io_timeout,
+            **config,
+        }
+        return make(
+            StorageBackend.EIC,
+            EicConfig(**settings),  # type: ignore[arg-type]
+            self.site(dp_rank, identity),
+        )
+
+    def damage(self, key: bytes, how: Damage) -> bool:
+        (path,) = self.kept.glob(f"*:{key.hex()}")
+        damage_file(path, self.pages.record_bytes // 2, how)
+        return True
+
+
 BEDS: dict[str, type[Bed]] = {
+    "eic": EicBed,
     "hf3fs": Hf3fsBed,
     "aibrix-files": AibrixFilesBed,
     "aibrix-rocksdb": AibrixBed,
