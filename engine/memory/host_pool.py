@@ -104,6 +104,12 @@ class HostPool:
         payload = record[HEADER_BYTES : HEADER_BYTES + self.shape.payload_bytes]
         return torch.frombuffer(payload, dtype=torch.uint8).view(-1, self.shape.side_bytes)
 
+    def register(self) -> None:
+        """Let the GPU read and write it at its own address. Raises RuntimeError."""
+        status = torch.cuda.cudart().cudaHostRegister(self.address, len(self.memory), 0)
+        if int(status) != 0:
+            raise RuntimeError(f"the host pool cannot be registered with the GPU: {status}")
+
     @property
     def address(self) -> int:
         """Of the first byte: what a transfer library registers."""
