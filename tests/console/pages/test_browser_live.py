@@ -81,7 +81,7 @@ def test_cancel_and_force_are_asked_without_leaving_the_engines_page(tab, stack,
     tab.goto(f"/engines/{engine.name}")
     page = tab.page
     page.locator("#pending").wait_for()
-    assert page.get_attribute("[data-gate=why-flush]", "aria-disabled") == "true"
+    until(lambda: page.get_attribute("[data-gate=why-flush]", "aria-disabled") == "true", page)
     page.click("[data-dialog=force]")
     page.click("#force button:has-text('Force drain')")
     page.locator("h2:has-text('mode drain')").wait_for()
