@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -24,6 +25,7 @@ from engine.cache.storage.base import Site, Status, Storage, StorageError
 from engine.protocol import StorageBackend
 from engine.protocol.storage_configs import StorageConfig
 
+_CHILD_MODULE = "engine.cache.storage.isolated_child"
 _LANES = ("control", "reads", "writes")
 _START_S = 5.0  # to start Python and load a library, once a call finds the child gone
 _KILL_S = 2.0
@@ -220,9 +222,12 @@ class _Child:
 def _spawn(stage: int, ends: list[socket.socket]) -> subprocess.Popen[bytes]:
     numbers = [stage, *(end.fileno() for end in ends)]
     # It finds packages where this process does.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+    }
     return subprocess.Popen(  # noqa: S603  # our own module, and numbers
-        [sys.executable, "-m", "engine.cache.storage.isolated_child", *map(str, numbers)],
+        [sys.executable, "-P", "-m", _CHILD_MODULE, *map(str, numbers)],
         pass_fds=numbers,
         env=environment,
         stdin=subprocess.DEVNULL,

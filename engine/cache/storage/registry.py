@@ -17,7 +17,12 @@ _BACKENDS: dict[StorageBackend, tuple[str, str, str, str]] = {
     StorageBackend.VALKEY: ("valkey", "ValkeyStorage", "", ""),
     StorageBackend.MOONCAKE: ("mooncake", "MooncakeStorage", "mooncake", "quiesce[mooncake]"),
     StorageBackend.NIXL: ("nixl", "NixlStorage", "nixl_cu12", "quiesce[nixl]"),
-    StorageBackend.AIBRIX: ("aibrix", "AibrixStorage", "aibrix_kvcache", "quiesce[aibrix]"),
+    StorageBackend.AIBRIX: (
+        "aibrix",
+        "AibrixStorage",
+        "aibrix_kvcache",
+        "quiesce[aibrix], then aibrix-kvcache==0.8.0 with --no-deps",
+    ),
     StorageBackend.HF3FS: ("hf3fs", "Hf3fsStorage", "hf3fs_fuse", "3FS's hf3fs_py_usrbio"),
     StorageBackend.EIC: ("eic", "EicStorage", "eic", "the vendor's eic package"),
 }
