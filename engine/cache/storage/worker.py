@@ -113,7 +113,7 @@ class StorageWorker:
         limit_s = self._io_timeout_s + _GRACE_S
         now = time.monotonic()
         stalled = any(now - since > limit_s for since in list(self._busy_since.values()))
-        self.guard.breaker.is_stalled = stalled
+        self.guard.stalled(stalled, limit_s)
         return self.give_up() if stalled else []
 
     def give_up(self) -> list[Get | Put]:

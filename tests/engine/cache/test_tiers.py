@@ -280,6 +280,22 @@ def test_each_place_is_named_while_something_is_in_it() -> None:  # F11
     assert rank.seen.tokens(last) == solo(PROMPT, 4)
 
 
+def test_a_full_store_drops_pages_and_is_no_error() -> None:
+    rank = Tiered()
+    rank.attach(Script(capacity_pages=6))
+    for index in range(3):
+        assert rank.generate(other(index)) == solo(other(index), 4)
+    opened = rank.tiers.attached
+    assert opened is not None
+    report = opened.report()
+    assert (report.written_pages, report.dropped_pages > 10) == (6, True)
+    assert report.breaker is Breaker.CLOSED and report.errors == 0
+    assert report.last_error == "the store is full"
+    rank.flush()
+    assert rank.generate(other(0)) == solo(other(0), 4)
+    assert rank.cached().storage == 24
+
+
 def test_two_requests_share_one_read_of_their_prefix() -> None:
     rank = Tiered()
     rank.attach()
