@@ -247,7 +247,7 @@ def test_a_disk_of_2_mb_that_fills_up(
             assert answers_of(engine) == cacheless
             until_idle(engine)
             ranks = [rank["storage"] for rank in status(engine)["ranks"]]
-            # What does not fit takes the room of its own oldest pages; where none are, it is dropped.
+            # What does not fit takes the room of own older pages, or is dropped.
             assert sum(rank["written_pages"] + rank["dropped_pages"] for rank in ranks) > 24
             assert all(rank["stored_pages"] < 120 for rank in ranks)
             assert {rank["breaker"] for rank in ranks} == {"closed"}
