@@ -20,6 +20,7 @@ from typing import ClassVar
 
 import msgspec
 
+from engine.cache.storage import allowed
 from engine.cache.storage import isolated_wire as wire
 from engine.cache.storage.base import Site, Status, Storage, StorageError
 from engine.protocol import StorageBackend
@@ -49,6 +50,8 @@ class IsolatedStorage(Storage):
         return child.process.pid if child is not None else 0
 
     def open(self, deadline: float) -> None:
+        allowed.check(self._config, self.backend, self._site.roots, self._site.endpoints)
+        allowed.find_servers(self._config, self.backend, deadline)
         with self._starting:
             self._start(deadline)
             self._is_open = True

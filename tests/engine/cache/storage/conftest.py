@@ -57,3 +57,21 @@ def bed(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Bed]:
 def served(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Bed]:
     """One that has a server of its own."""
     yield from _run(request.param, short_dir)
+
+
+@pytest.fixture(params=_params(name for name, kind in BEDS.items() if kind.keeps_after_close))
+def keeping(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Bed]:
+    """One whose pages outlive its clients."""
+    yield from _run(request.param, short_dir)
+
+
+@pytest.fixture(params=_params(name for name, kind in BEDS.items() if kind.can_be_damaged))
+def fragile(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Bed]:
+    """One whose pages a test can reach."""
+    yield from _run(request.param, short_dir)
+
+
+@pytest.fixture(params=_params(name for name, kind in BEDS.items() if kind.slots_when_full))
+def small(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Bed]:
+    """One that can be made small."""
+    yield from _run(request.param, short_dir)

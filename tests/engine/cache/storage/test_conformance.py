@@ -77,15 +77,14 @@ def test_deleted_pages_are_gone_and_can_be_written_again(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "flip"])
-def test_a_damaged_page_never_passes(bed: Bed, how: Damage) -> None:
-    with bed.opened() as storage:
-        keys = fill(bed, storage, 3)
-    if not bed.keeps_after_close or not bed.damage(keys[2], how):
-        pytest.skip("tests cannot reach what this store keeps")
-    with bed.opened() as storage:
-        buffers = bed.pages.buffers(3)
+def test_a_damaged_page_never_passes(fragile: Bed, how: Damage) -> None:
+    with fragile.opened() as storage:
+        keys = fill(fragile, storage, 3)
+    fragile.damage(keys[2], how)
+    with fragile.opened() as storage:
+        buffers = fragile.pages.buffers(3)
         found = storage.batch_get(keys, buffers)
-        faults = bed.pages.faults(keys, buffers)
+        faults = fragile.pages.faults(keys, buffers)
     assert found[:2] == [Status.OK] * 2
     assert faults[:2] == [None] * 2
     assert found[2] in ((Status.MISS,) if how == "cut" else (Status.OK, Status.MISS, Status.ERROR))
@@ -107,16 +106,14 @@ def test_a_record_of_another_length_is_a_miss_and_can_be_replaced(bed: Bed) -> N
             assert bed.pages.faults(keys, buffers) == [None] * 3
 
 
-def test_what_is_kept_is_found_after_opening_again(bed: Bed) -> None:
-    with bed.opened() as storage:
-        keys = fill(bed, storage)
-    if not bed.keeps_after_close:
-        pytest.skip("this store keeps pages in the memory of its clients")
-    with bed.opened() as storage:
+def test_what_is_kept_is_found_after_opening_again(keeping: Bed) -> None:
+    with keeping.opened() as storage:
+        keys = fill(keeping, storage)
+    with keeping.opened() as storage:
         assert seen(storage, keys)
-        buffers = bed.pages.buffers(len(keys))
+        buffers = keeping.pages.buffers(len(keys))
         assert storage.batch_get(keys, buffers) == [Status.OK] * len(keys)
-        assert bed.pages.faults(keys, buffers) == [None] * len(keys)
+        assert keeping.pages.faults(keys, buffers) == [None] * len(keys)
 
 
 def test_ranks_read_what_the_others_write(bed: Bed) -> None:
@@ -176,20 +173,18 @@ def test_clear_removes_this_identity_and_nothing_else(bed: Bed) -> None:
         assert storage.batch_get(foreign, bed.pages.buffers(3)) == [Status.OK] * 3
 
 
-def test_a_full_store_says_so_or_evicts(bed: Bed) -> None:
-    if not bed.slots_when_full:
-        pytest.skip("this store cannot be made small")
-    with bed.opened(bed.tiny()) as storage:
+def test_a_full_store_says_so_or_evicts(small: Bed) -> None:
+    with small.opened(small.tiny()) as storage:
         for start in range(0, 40, 8):
-            keys = page_keys(8, bed.identity, start)
-            found = storage.batch_put(keys, bed.pages.sealed(keys))
+            keys = page_keys(8, small.identity, start)
+            found = storage.batch_put(keys, small.pages.sealed(keys))
             assert set(found) <= {Status.OK, Status.FULL}
-        keys = page_keys(40, bed.identity)
-        buffers = bed.pages.buffers(40)
+        keys = page_keys(40, small.identity)
+        buffers = small.pages.buffers(40)
         found = storage.batch_get(keys, buffers)
-        faults = bed.pages.faults(keys, buffers)
+        faults = small.pages.faults(keys, buffers)
         assert set(found) <= {Status.OK, Status.MISS}
-        assert 1 <= found.count(Status.OK) <= bed.slots_when_full
+        assert 1 <= found.count(Status.OK) <= small.slots_when_full
         assert [f for f, s in zip(faults, found, strict=True) if s == Status.OK and f] == []
 
 
@@ -212,8 +207,6 @@ def test_a_server_that_dies_costs_pages_and_not_the_caller(served: Bed) -> None:
 
 
 def test_a_server_that_hangs_does_not_hang_the_caller(served: Bed) -> None:
-    if not served.is_bounded:
-        pytest.skip("this client does not bound its calls; the guard does")
     with served.opened() as storage:
         keys = fill(served, storage, 4)
         served.freeze()
