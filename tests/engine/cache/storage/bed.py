@@ -36,6 +36,7 @@ class Bed(ABC):
     can_be_damaged = True
     slots_when_full = 8  # pages that fit in `tiny()`, at most; 0: it cannot be made small
     io_timeout = 0.5
+    open_s = 10.0
     longest_call_s = 3.0  # with a server that is dead or frozen
     quick_cycles = 50  # of open and close, for every run
     spare_fds = 0  # that a client keeps for ever, once
@@ -66,7 +67,7 @@ class Bed(ABC):
     def opened(self, storage: Storage | None = None) -> Iterator[Storage]:
         """An open one, closed at the end."""
         made = storage if storage is not None else self.storage()
-        made.open(soon())
+        made.open(soon(self.open_s))
         try:
             yield made
         finally:

@@ -173,6 +173,7 @@ class NixlObjectsBed(ServedBed):
 class AibrixBed(Bed):
     needs = "aibrix_kvcache"
     is_slow = True
+    open_s = 60.0
     slots_when_full = 0  # it is as large as the disk
     quick_cycles = 2  # its process loads torch
     l2_backend = "ROCKSDB"

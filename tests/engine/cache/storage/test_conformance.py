@@ -253,7 +253,7 @@ def _sizes() -> tuple[int, int, int]:
 def _cycle(bed: Bed, count: int) -> None:
     for i in range(count):
         storage = bed.storage()
-        storage.open(soon())
+        storage.open(soon(bed.open_s))
         keys = page_keys(2, bed.identity, i % 4)
         storage.batch_put(keys, bed.pages.sealed(keys))
         storage.batch_get(keys, bed.pages.buffers(2))
@@ -283,6 +283,6 @@ def test_fifty_times_opening_and_closing_leaves_nothing_behind(bed: Bed) -> None
 def test_closing_is_harmless_at_any_time(bed: Bed) -> None:
     storage = bed.storage()
     storage.close(soon())
-    storage.open(soon())
+    storage.open(soon(bed.open_s))
     storage.close(soon())
     storage.close(soon())
