@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,6 +12,7 @@ from engine.cache.storage.base import Site, StorageError
 from engine.protocol import StorageBackend, StorageConfig, fields_of
 
 DEFAULT_FOLDER = "kv-storage"
+_TCP_SCHEMES = ("", "http", "https")
 NO_ENDPOINT = "P2PHANDSHAKE"  # what Mooncake calls having no metadata server
 
 
@@ -30,11 +33,18 @@ def check(
 
 def _check_endpoint(roots: Sequence[Path], endpoints: Sequence[str], value: str, what: str) -> None:
     url = urlsplit(value if "://" in value else f"//{value}")
-    if url.username is not None or url.password is not None:
-        raise StorageError(f"{what} must not hold a user or a password")
     if url.scheme == "unix":
         beneath(roots, url.path, what)
         return
+    host, port = address(value, what)
+    reachable(endpoints, host, port, what)
+
+
+def address(value: str, what: str) -> tuple[str, int]:
+    """Host and port of "host:port" or a URL. Raises StorageError, quoting nothing of it."""
+    url = urlsplit(value if "://" in value else f"//{value}")
+    if url.username is not None or url.password is not None:
+        raise StorageError(f"{what} must not hold a user or a password")
     try:
         host, port = url.hostname, url.port
     except ValueError as error:
@@ -43,7 +53,33 @@ def _check_endpoint(roots: Sequence[Path], endpoints: Sequence[str], value: str,
         raise StorageError(f"{what} names no host")
     defaults = {"http": 80, "https": 443, "valkey": 6379, "valkeys": 6379}
     defaults |= {"redis": 6379, "rediss": 6379}
-    reachable(endpoints, host, port or defaults.get(url.scheme, 0), what)
+    return host, port or defaults.get(url.scheme, 0)
+
+
+def find_servers(
+    site: Site, config: StorageConfig, backend: StorageBackend, deadline: float
+) -> None:
+    """Something answers wherever these settings point, as far as they can be read, or StorageError:
+    before a client that would wait for minutes is even started."""
+    for field in fields_of(backend):
+        value = getattr(config, field.name)
+        if field.kind != "endpoint" or not value or value == NO_ENDPOINT:
+            continue
+        try:
+            host, port = address(value, field.name)
+        except StorageError:
+            continue  # the client says what it wanted
+        scheme = value.partition("://")[0] if "://" in value else ""
+        if not port or scheme not in _TCP_SCHEMES:
+            continue
+        endpoint(site, host, port, field.name)
+        left = max(0.001, min(deadline - time.monotonic(), config.io_timeout))
+        try:
+            socket.create_connection((host, port), left).close()
+        except OSError as error:
+            raise StorageError(
+                f"nothing answers at {host}:{port} ({field.name}): {error.strerror or error}"
+            ) from error
 
 
 def folder(site: Site, path: str, what: str) -> Path:

@@ -14,3 +14,4 @@ class EicStorage(IsolatedStorage):
     """Keys of an EIC instance."""
 
     backend = StorageBackend.EIC
+    is_tcp = False  # not said anywhere

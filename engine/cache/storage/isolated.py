@@ -36,6 +36,7 @@ class IsolatedStorage(Storage):
     """The parent's half: hands each call to the child that runs the backend."""
 
     backend: ClassVar[StorageBackend]
+    is_tcp: ClassVar[bool] = True  # what its endpoints name takes TCP connections
 
     def __init__(self, config: StorageConfig, site: Site) -> None:
         self._config, self._site = config, site
@@ -50,8 +51,8 @@ class IsolatedStorage(Storage):
         return child.process.pid if child is not None else 0
 
     def open(self, deadline: float) -> None:
-        allowed.check(self._config, self.backend, self._site.roots, self._site.endpoints)
-        allowed.find_servers(self._config, self.backend, deadline)
+        if self.is_tcp:
+            allowed.find_servers(self._site, self._config, self.backend, deadline)
         with self._starting:
             self._start(deadline)
             self._is_open = True

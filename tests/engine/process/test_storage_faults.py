@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine.cache.storage.beds import MooncakeBed, NixlObjectsBed, ServedBed, ValkeyBed
+from tests.engine.cache.storage.bed import ServedBed
+from tests.engine.cache.storage.beds_native import MooncakeBed, NixlObjectsBed
+from tests.engine.cache.storage.beds_own import ValkeyBed
 from tests.engine.process.storage_client import (
     attach,
     detach,
