@@ -171,8 +171,9 @@ def memory_tiers(engine: EngineProcess, ids: list[int]) -> Iterator[tuple[str, f
     yield "cold", timed(engine, ids, ("device", 0))
     until_idle(engine)
     yield "L1", timed(engine, ids, ("device", 1792))
-    engine.generate(prompt(PREFIX_TOKENS), 1)
-    until_idle(engine)
+    for _ in range(2):
+        engine.generate(prompt(PREFIX_TOKENS), 1)
+        until_idle(engine)
     yield "L2", timed(engine, ids, ("host", 1792))
     until_idle(engine)
 
