@@ -51,6 +51,7 @@ class EngineProcess:
         self.command = [sys.executable, "-m", "engine", "serve"]
         for name, value in flags.items():
             self.command += [f"--{name}", str(value)]
+        self.environment: dict[str, str] = {}  # on top of what it needs
         self.process: subprocess.Popen[bytes] | None = None
         self.client = httpx.Client(
             base_url=self.base,
@@ -64,6 +65,7 @@ class EngineProcess:
         env |= {"QUIESCE_ADMIN_API_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT)}
         if self.api_key:
             env["QUIESCE_API_KEY"] = self.api_key
+        env |= self.environment
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True

@@ -1,0 +1,343 @@
+"""Whatever keeps the pages, however they lie: the same answers as without any cache, and no page
+lost on any tier. Each backend, layout and policy is in some engine below; the slow ones are the
+whole table, and a soak."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.cache.storage.bed import ServedBed
+from tests.engine.cache.storage.beds_native import MooncakeBed, NixlObjectsBed
+from tests.engine.cache.storage.beds_own import ValkeyBed
+from tests.engine.cache.storage.beds_stand_ins import VENDORS
+from tests.engine.process.storage_client import (
+    ADMIN,
+    attach,
+    detach,
+    flush,
+    generate,
+    status,
+    until_idle,
+)
+from tests.engine.weights.checkpoints import write
+from tests.fakes.engine_process import EngineProcess
+
+pytestmark = pytest.mark.process
+
+Answers = list[list[int]]
+SOAK_S = float(os.environ.get("SOAK_S", "90"))
+
+
+def prompts(count: int) -> Answers:
+    """Mixed: long and short, with shared prefixes of every length, and some twice."""
+    rng = random.Random(7)
+    stems = [[rng.randrange(40_000) for _ in range(320)] for _ in range(6)]
+    made: Answers = []
+    for index in range(count):
+        stem = rng.choice(stems)[: rng.choice([0, 3, 16, 17, 48, 100, 160, 256, 320])]
+        own = [rng.randrange(40_000) for _ in range(rng.choice([1, 5, 16, 40]))]
+        made.append(made[rng.randrange(index)] if index and rng.random() < 0.2 else [*stem, *own])
+    return made
+
+
+def new_tokens(index: int) -> int:
+    return 1 + index % 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Path:
+    return write(tmp_path_factory.mktemp("model") / "base", 0, smollm2_dir)
+
+
+def started(model: Path, kernels: Path, *flags: str, hierarchical: bool = True) -> EngineProcess:
+    engine = EngineProcess(model, kernels, max_total_tokens=4096, context_length=1024)
+    if hierarchical:
+        engine.command += ["--enable-hierarchical-cache", "--hicache-ratio", "3", *flags]
+    return engine.start()
+
+
+def ask_all(engine: EngineProcess, asked: Answers, at_once: int = 4) -> Answers:
+    def ask(index: int) -> list[int]:
+        ids: list[int] = generate(engine, asked[index], new_tokens(index))["output_ids"]
+        return ids
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(ask, range(len(asked))))
+
+
+@pytest.fixture(scope="module")
+def cacheless(model: Path, cpu_ext_dir: Path) -> Answers:
+    """Of 200 prompts, one at a time, each with an empty cache."""
+    engine = started(model, cpu_ext_dir, hierarchical=False)
+    try:
+        answers = []
+        for index, prompt in enumerate(prompts(200)):
+            answers.append(
+                generate(engine, prompt, new_tokens(index), extra_key=f"own-{index}")["output_ids"]
+            )
+        return answers
+    finally:
+        engine.stop()
+
+
+def check_equal(engine: EngineProcess, cacheless: Answers, count: int, storage: bool) -> None:
+    """Asked cold, asked again, and asked from storage alone."""
+    asked = prompts(200)[:count]
+    for turn in range(3):
+        assert ask_all(engine, asked) == cacheless[:count], f"turn {turn}"
+        until_idle(engine, 120)
+        if turn == 1:
+            flush(engine)
+    if storage:
+        ranks = [rank["storage"] for rank in status(engine)["ranks"]]
+        assert sum(rank["hit_pages"] for rank in ranks) > count / 4, ranks
+        assert sum(rank["corrupt_pages"] for rank in ranks) == 0
+    check_no_page_is_lost(engine)
+
+
+def check_no_page_is_lost(engine: EngineProcess) -> None:
+    """Idle and flushed, every page of both memory tiers is free; the account never failed."""
+    until_idle(engine, 120)
+    flush(engine)
+    time.sleep(1.2)  # two reports later
+    values: dict[str, list[float]] = {}
+    for line in engine.client.get("/metrics").text.splitlines():
+        name, _, value = line.partition(" ")
+        values.setdefault(name.partition("{")[0], []).append(
+            0.0 if line.startswith("#") else float(value.split()[-1])
+        )
+    assert not any(values["sglang:kv_account_violations_total"]), engine.log()[-3000:]
+    assert values["sglang:kv_available_tokens"] == values["sglang:max_total_num_tokens"]
+    assert not any(values["sglang:hicache_host_used_tokens"])
+    assert not any(values["sglang:hicache_host_evictable_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("layout", "write_policy", "prefetch"),
+    [("page_first", "write_through", "timeout"), ("layer_first", "write_back", "wait_complete")],
+)
+def test_files_give_the_answers_of_no_cache(
+    model: Path,
+    cpu_ext_dir: Path,
+    cacheless: Answers,
+    layout: str,
+    write_policy: str,
+    prefetch: str,
+) -> None:
+    engine = started(model, cpu_ext_dir, "--hicache-mem-layout", layout)
+    policies = {
+        "hicache_write_policy": write_policy,
+        "hicache_storage_prefetch_policy": prefetch,
+    }
+    try:
+        done = attach(engine, "file", {"prefetch_threshold": 16}, **policies)
+        assert done.status_code == 200, done.text
+        check_equal(engine, cacheless, 60, storage=write_policy != "write_back")
+    finally:
+        engine.stop()
+
+
+# Every backend with a layout and two policies; all of each kind are somewhere.
+TABLE = [
+    ("file", {}, "page_first_direct", "write_through_selective", "best_effort"),
+    ("file", {"direct_io": "off"}, "page_head", "write_through", "wait_complete"),
+    ("valkey", {}, "layer_first", "write_through", "timeout"),
+    ("valkey", {}, "page_head", "write_back", "wait_complete"),
+    ("mooncake", {}, "page_first", "write_through", "wait_complete"),
+    ("mooncake", {}, "page_first_direct", "write_through_selective", "timeout"),
+    ("nixl", {"plugin": "POSIX"}, "page_first", "write_through", "wait_complete"),
+    ("nixl", {"plugin": "OBJ"}, "page_head", "write_through", "timeout"),
+    ("aibrix", {"l2_backend": "ROCKSDB"}, "page_first", "write_through", "wait_complete"),
+    ("aibrix", {"l2_backend": "SHFS"}, "page_first_direct", "write_back", "timeout"),
+    ("hf3fs", {}, "page_first", "write_through", "wait_complete"),
+    ("eic", {}, "page_head", "write_through", "timeout"),
+]
+NEEDS = {"mooncake": "mooncake", "nixl": "nixl_cu12", "aibrix": "aibrix_kvcache"}
+
+
+@pytest.fixture
+def config_of(short_dir: Path) -> Iterator[Any]:
+    """Settings of a backend, its server started."""
+    with ExitStack() as stack:
+
+        def served(kind: type[ServedBed]) -> ServedBed:
+            bed = kind(short_dir)
+            bed.start()
+            stack.callback(bed.stop)
+            return bed
+
+        def make(backend: str, config: dict[str, Any], engine: EngineProcess) -> dict[str, Any]:
+            if backend == "valkey":
+                return config | {"url": f"valkey://127.0.0.1:{served(ValkeyBed).port}/0"}
+            if backend == "mooncake":
+                address = f"127.0.0.1:{served(MooncakeBed).port}"
+                return config | {
+                    "master_server_address": address,
+                    "global_segment_size": 128 << 20,
+                }
+            if config.get("plugin") == "OBJ":
+                bed = served(NixlObjectsBed)
+                stack.callback(NixlObjectsBed.end)
+                return config | {
+                    "bucket": NixlObjectsBed.bucket,
+                    "endpoint_override": f"http://127.0.0.1:{bed.port}",
+                    "access_key": "access",
+                    "secret_key": "secret-of-the-test",
+                }
+            if backend == "hf3fs":
+                return config | {"file_path_prefix": str(engine.dir / "3fs" / "pages")}
+            if backend == "eic":
+                return config | {"remote_url": "eic://127.0.0.1:7001", "eic_instance_id": "one"}
+            return config
+
+        yield make
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("backend", "config", "layout", "write_policy", "prefetch"),
+    TABLE,
+    ids=[f"{row[0]}-{row[2]}-{row[3]}-{row[4]}" for row in TABLE],
+)
+def test_every_backend_gives_the_answers_of_no_cache(
+    model: Path,
+    cpu_ext_dir: Path,
+    cacheless: Answers,
+    config_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    config: dict[str, Any],
+    layout: str,
+    write_policy: str,
+    prefetch: str,
+) -> None:
+    package = NEEDS.get(backend)
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"the optional package {package} is not installed")
+    engine = EngineProcess(model, cpu_ext_dir, max_total_tokens=4096, context_length=1024)
+    engine.command += ["--enable-hierarchical-cache", "--hicache-ratio", "3"]
+    engine.command += ["--hicache-mem-layout", layout]
+    if backend in ("hf3fs", "eic"):
+        (engine.dir / "3fs").mkdir()
+        engine.environment = {"PYTHONPATH": f"{Path(__file__).parents[3]}:{VENDORS}"}
+        engine.environment["EIC_FOLDER"] = str(engine.dir / "3fs")
+    try:
+        engine.start()
+        settings = {"prefetch_threshold": 16, **config_of(backend, config, engine)}
+        done = attach(
+            engine,
+            backend,
+            settings,
+            timeout=60,
+            hicache_write_policy=write_policy,
+            hicache_storage_prefetch_policy=prefetch,
+        )
+        assert done.status_code == 200, done.text
+        has_hits = write_policy == "write_through" and prefetch != "best_effort"
+        check_equal(engine, cacheless, 200, storage=has_hits)
+        assert detach(engine).status_code == 200
+        check_equal(engine, cacheless, 20, storage=False)
+    finally:
+        engine.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SOAK_S + 300)
+def test_a_soak_with_every_kind_of_trouble_loses_no_page(
+    model: Path, cpu_ext_dir: Path, cacheless: Answers
+) -> None:
+    """SOAK_S seconds of traffic with aborts, retractions, flushes, policies, attach, detach,
+    switches and forced detaches."""
+    engine = started(model, cpu_ext_dir)
+    asked, ends = prompts(200), time.monotonic() + SOAK_S
+    wrong: list[str] = []
+    counts = {"answers": 0, "aborted": 0}
+
+    def client(seed: int) -> None:
+        rng = random.Random(seed)
+        while time.monotonic() < ends and not wrong:
+            index = rng.randrange(200)
+            rid = f"soak-{seed}-{rng.randrange(10**9)}"
+            if rng.random() < 0.1:
+                threading.Timer(rng.random() * 0.2, abort, args=(rid,)).start()
+            try:
+                reply = generate(engine, asked[index], new_tokens(index), rid=rid)
+            except Exception as error:  # noqa: BLE001 - a client that fails is what is looked for
+                wrong.append(repr(error))
+                return
+            reason = reply["meta_info"]["finish_reason"]["type"]
+            if reason == "abort":
+                counts["aborted"] += 1
+                is_right = reply["output_ids"] == cacheless[index][: len(reply["output_ids"])]
+            else:
+                counts["answers"] += 1
+                is_right = reply["output_ids"] == cacheless[index]
+            if not is_right:
+                wrong.append(f"prompt {index}: {reply['output_ids']} not {cacheless[index]}")
+
+    def abort(rid: str) -> None:
+        engine.client.post("/abort_request", headers=ADMIN, json={"rid": rid})
+
+    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    rng, done = random.Random(99), 0
+    try:
+        while time.monotonic() < ends and not wrong:
+            done += operate(engine, rng)
+            time.sleep(rng.random())
+    finally:
+        for thread in threads:
+            thread.join(60)
+    try:
+        assert wrong == []
+        assert counts["answers"] > SOAK_S and done > SOAK_S / 10, (counts, done)
+        detach(engine, mode="abort")
+        check_no_page_is_lost(engine)
+    finally:
+        engine.stop()
+
+
+def operate(engine: EngineProcess, rng: random.Random) -> int:
+    """Some operation; returns 1 if it succeeded. A busy engine may refuse."""
+    mode = rng.choice(["drain", "retract", "abort" if rng.random() < 0.2 else "retract"])
+    options: dict[str, Any] = {"mode": mode, "timeout": 20}
+    act = rng.random()
+    if act < 0.35:
+        config = {"prefetch_threshold": rng.choice([16, 64]), "max_size": 1 << 24}
+        answer = attach(engine, "file", config, replace=True, **options)
+    elif act < 0.55:
+        answer = detach(engine, **options)
+    elif act < 0.65:
+        answer = detach(engine, force="true")
+    elif act < 0.85:
+        answer = engine.client.post("/flush_cache", headers=ADMIN, params=options)
+    else:
+        answer = engine.client.put(
+            "/hicache/storage-backend",
+            headers=ADMIN,
+            json={
+                "hicache_storage_backend": "file",
+                "hicache_write_policy": rng.choice(
+                    ["write_through", "write_through_selective", "write_back"]
+                ),
+                "hicache_storage_prefetch_policy": rng.choice(
+                    ["best_effort", "timeout", "wait_complete"]
+                ),
+                **options,
+            },
+        )
+    assert answer.status_code in (200, 400, 409), answer.text
+    return int(answer.status_code == 200)
