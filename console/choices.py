@@ -122,8 +122,7 @@ class AuditStage(TextChoices):
     NOTE = "note", "note"
 
 
-# Staged on every rank while it serves, then swapped on all or none: their deadline begins when
-# staging ends.
+# Staged on every rank while it serves, then swapped on all or none.
 WEIGHT_UPDATES = frozenset(
     {
         JobKind.UPDATE_WEIGHTS_FROM_DISK,
@@ -131,6 +130,8 @@ WEIGHT_UPDATES = frozenset(
         JobKind.UPDATE_WEIGHTS_FROM_DISTRIBUTED,
     }
 )
+# The engine prepares these for long, beside serving: their deadline begins when that has ended.
+STAGED_KINDS = WEIGHT_UPDATES | {JobKind.ATTACH_STORAGE_BACKEND}
 # What may change which weights a rank serves, or how they are called.
 WEIGHT_KINDS = WEIGHT_UPDATES | {JobKind.UPDATE_WEIGHT_VERSION, JobKind.REPAIR}
 # What may change which storage backend (L3) is attached, what is in it, or what decides on copies.

@@ -78,12 +78,14 @@ class RankStorageOut(Schema):
     """What one rank says of its storage backend (L3); counters grow from the attach on.
 
     `config_hash` is of its own settings, its overrides and secrets included; `drifts`: they are
-    not what it should have.
+    not what it should have. Not `is_open`: it could not be opened, the rank serves without it and
+    tries again.
     """
 
     backend: str
     config_id: str
     config_hash: str
+    is_open: bool
     breaker: str
     retry_in_s: float | None
     hit_pages: int

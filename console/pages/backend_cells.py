@@ -44,6 +44,11 @@ def megabytes(bytes_per_s: float) -> SafeString:
     return format_html("{}", f"{bytes_per_s / 1e6:,.0f}")
 
 
+def pages(count: int) -> str:
+    """`1 page`, `37 pages`."""
+    return f"{count:,} page{'' if count == 1 else 's'}"
+
+
 def _tag(tone: str, glyph: str, text: str) -> SafeString:
     return format_html('<span class="qtag qtag-{}">{}{}</span>', tone, icon(glyph), text)
 
@@ -117,9 +122,12 @@ def _short_id(view: EngineView, attached: Attached | None) -> SafeString:
 
 
 def _stored(num_bytes: int | None, num_pages: int | None) -> SafeString:
-    if num_bytes is not None:
-        return format_html("{}", size(num_bytes))
-    return DASH if num_pages is None else format_html("{} pages", f"{num_pages:,}")
+    """Pages, and below them the room that they take: a store may set aside more than they fill."""
+    taken = "" if num_bytes is None else size(num_bytes)
+    if num_pages is None:
+        return format_html("{}", taken) if taken else DASH
+    sub = format_html('<span class="sub nowrap">{}</span>', taken) if taken else ""
+    return format_html('<span class="nowrap">{}</span>{}', pages(num_pages), sub)
 
 
 def _sub(storage: RankStorage) -> str:
@@ -142,11 +150,12 @@ def _errors(view: EngineView, rank: RankView, now: datetime) -> SafeString:
 
 def _config(rank: RankView, desired: Attached | None) -> SafeString:
     hash_words = rank.storage.config_hash[:8] if rank.storage else ""
+    word = "drift" if rank.storage is None or rank.storage.is_open else "not open"
     tag = (
         SafeString("")
         if is_as_desired(rank, desired)
         else format_html(
-            ' <a class="qtag qtag-warn" href="#h-odd">{}drift</a>', icon("git-compare")
+            ' <a class="qtag qtag-warn" href="#h-odd">{}{}</a>', icon("git-compare"), word
         )
     )
     return format_html('<span class="mono">{}</span>{}', hash_words or "none", tag)
@@ -178,7 +187,10 @@ def condition(view: EngineView) -> SafeString:
         return mark_safe('<span class="is-stale px-2">last known</span>')
     found = odd_ranks(view)
     if found:
+        is_shut = all(rank.storage is not None and not rank.storage.is_open for rank in found)
         noun = "rank drifts" if len(found) == 1 else "ranks drift"
+        if is_shut:
+            noun = "rank cannot open it" if len(found) == 1 else "ranks cannot open it"
         return _tag("warn", "git-compare", f"{len(found)} {noun}")
     bad = [w for w in (breaker_word(view, r) for r in view.ranks) if w not in ("closed", "none")]
     if bad:

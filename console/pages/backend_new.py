@@ -55,9 +55,10 @@ def _shown(settings: Mapping[str, object]) -> dict[str, object]:
 
 def previews(params: AttachParams) -> list[Preview]:
     """The settings of all ranks, then of each that has overrides; no secret in any."""
-    found = [("All ranks", dict(params.config))]
+    config = params.config or {}
+    found = [("All ranks", config)]
     for rank, one in params.rank_configs.items():
-        found.append((f"Rank {rank}", {**params.config, **one}))
+        found.append((f"Rank {rank}", {**config, **one}))
     return [
         Preview(whom, json.dumps(_shown(settings), indent=2, ensure_ascii=False))
         for whom, settings in found

@@ -85,17 +85,26 @@ def odd_cell(view: EngineView) -> SafeString:
     return format_html(
         '<div class="next n-bad" data-key="{}">{}<div><p id="h-odd"><b>{} not as desired.</b> The '
         "engine is to have {}. A rank without it serves from L1 and L2, so it costs hits, never an "
-        'answer. Repair brings it there.</p><ul class="mb-0">{}</ul></div></div>',
+        'answer. {}</p><ul class="mb-0">{}</ul></div></div>',
         "|".join(f"{rank.dp_rank}:{_has(rank)}" for rank in found),
         icon("git-compare"),
         rank_names(found).capitalize(),
         want,
+        _what_helps(found),
         lines,
     )
 
 
+def _what_helps(found: list[RankView]) -> str:
+    shut = [rank for rank in found if rank.storage is not None and not rank.storage.is_open]
+    tries = "It tries again by itself, every 30 s at most: mend what its last error names."
+    return tries if len(shut) == len(found) else "Repair brings it there."
+
+
 def _has(rank: RankView) -> str:
     storage = rank.storage
+    if storage is not None and not storage.is_open:
+        return f"{storage.backend} {storage.config_id[:8]}, but could not open it"
     if storage is None:
         why = rank.note or rank.condition
         return f"nothing attached{f': {why}' if why else ''}"

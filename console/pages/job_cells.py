@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from console.choices import WEIGHT_UPDATES, RankState
+from console.choices import STAGED_KINDS, WEIGHT_UPDATES, JobKind, RankState
 from console.models import AuditEntry, Job, JobRankResult
 from console.pages import words
 from console.pages.audit_words import entry_sentence
@@ -24,6 +24,11 @@ from console.pages.weights_panel import weights_panel_of, weights_panel_render
 from console.pages.weights_ranks import weight_rank_cells
 from console.selectors.engines import EngineView
 from console.templatetags.q_tags import DASH, Cells, at, duration, icon, places, ranks, state, tile
+
+_STAGED: dict[str, str] = {
+    **dict.fromkeys(STAGED_KINDS, "the end of staging"),
+    JobKind.ATTACH_STORAGE_BACKEND: "when every rank has probed",
+}
 
 
 def rank_rows(job: Job, num_ranks: int) -> list[JobRankResult]:
@@ -204,10 +209,8 @@ def _deadline(job: Job) -> SafeString:
     if job.deadline_at is None and job.mode == "if_idle":
         return mark_safe("none: answered at once")
     if job.deadline_at is None:
-        is_update = job.kind in WEIGHT_UPDATES
-        return (
-            format_html("{} s from the end of staging", f"{job.timeout_s:g}") if is_update else DASH
-        )
+        since = _STAGED.get(job.kind)
+        return format_html("{} s from {}", f"{job.timeout_s:g}", since) if since else DASH
     asked_s = float(job.params.get("timeout_s", job.timeout_s))
     ends = "ended" if job.finished_at else "ends"
     return format_html("{} {} (asked: {} s)", ends, at(job.deadline_at), f"{asked_s:g}")

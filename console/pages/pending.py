@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from console.choices import (
     HARSHER,
+    STAGED_KINDS,
     TERMINAL_STATES,
     WAITING_KINDS,
     WEIGHT_UPDATES,
@@ -35,6 +36,10 @@ EXTEND_BY_S = 60
 STAGING_NOTE = (
     "Nothing is held yet: the engine serves its old weights. The deadline begins when staging "
     "ends; cancel is possible until the commit starts."
+)
+PROBING_NOTE = (
+    "Nothing is held yet: each rank opens and probes the backend beside serving, in 30 s at most. "
+    "The deadline begins when all have; cancel is possible until the commit starts."
 )
 
 FORCE_EFFECT = {
@@ -99,7 +104,7 @@ class Panel:
     @property
     def harsher(self) -> str:
         """The mode that Force takes; empty when there is none."""
-        is_staging = self.word == "preparing" and self.kind in WEIGHT_UPDATES
+        is_staging = self.word == "preparing" and self.kind in STAGED_KINDS
         return str(HARSHER.get(self.mode, "")) if self.waits and not is_staging else ""
 
     @property
@@ -168,7 +173,7 @@ def _note(word: str, kind: str, mode: Mode, awaited: list[int], *, waits: bool) 
     if word == "preparing" and kind in WEIGHT_UPDATES:
         return STAGING_NOTE
     if word == "preparing" and kind == JobKind.ATTACH_STORAGE_BACKEND:
-        return "Nothing is held yet: each rank opens and probes the backend beside serving."
+        return PROBING_NOTE
     if not waits:
         return "It waits for nothing: the engine carries it out at once."
     if not awaited:
@@ -224,7 +229,7 @@ def panel_of_engine(view: EngineView, job: Job | None, now: datetime) -> Panel |
         return None
     operation = pending.view
     mode = Mode(operation.mode)
-    is_staging = operation.kind in WEIGHT_UPDATES and operation.phase is Phase.PREPARING
+    is_staging = operation.kind in STAGED_KINDS and operation.phase is Phase.PREPARING
     end_at = None if mode == Mode.IF_IDLE or is_staging else pending.deadline_at
     assert view.state is not None
     ran_s = view.state.clock_s - operation.started_clock_s

@@ -6,8 +6,10 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from console.choices import JobKind
+from console.pages.backend_cells import pages
 from console.pages.job_storage import named
 from console.params import AttachParams, DetachParams, PoliciesParams
+from console.selectors.plan_storage import keeps_attached
 from console.selectors.plans import Plan
 from console.selectors.storage import policies_of, totals_of
 from console.templatetags.q_tags import size
@@ -16,7 +18,8 @@ Row = tuple[str, SafeString]
 
 _PROBE = mark_safe(
     "on every rank: opened, one page written, read, compared and deleted, off the scheduler "
-    "thread; if one rank cannot, nothing changes on any"
+    "thread, in 30 s at most; the deadline counts from its end. If one rank cannot, nothing "
+    "changes on any"
 )
 _FAILS = {
     JobKind.ATTACH_STORAGE_BACKEND: mark_safe(
@@ -36,9 +39,9 @@ def _stored(plan: Plan) -> str:
     totals = totals_of(plan.view)
     if totals is None:
         return ""
-    if totals.stored_bytes is not None:
-        return size(totals.stored_bytes)
-    return f"{totals.stored_pages:,} pages" if totals.stored_pages is not None else ""
+    if totals.stored_pages is not None:
+        return pages(totals.stored_pages)
+    return size(totals.stored_bytes) if totals.stored_bytes is not None else ""
 
 
 def _attach_l3(plan: Plan) -> SafeString:
@@ -48,13 +51,13 @@ def _attach_l3(plan: Plan) -> SafeString:
         return format_html(
             "nothing is attached now; pages go to <b>{}</b> as they are written", params.backend
         )
-    if params.config_id and params.config_id == now.config_id:
+    if keeps_attached(params, now):
         return format_html("<b>{}</b> is attached already; it stays as it is", named(now))
     return format_html(
-        "<b>{} in {} is no longer read</b>; it stays there until someone clears it. {} is hit "
-        "once it holds what is asked for",
-        _stored(plan) or "what is stored",
+        "<b>what is stored in {}{} is no longer read</b>; it stays there until someone clears it. "
+        "{} is hit once it holds what is asked for",
         now.backend,
+        f", {stored}," if (stored := _stored(plan)) else "",
         params.backend,
     )
 
@@ -99,10 +102,10 @@ def _detach_l3(plan: Plan) -> SafeString:
         else "Transfers in flight are finished first."
     )
     return format_html(
-        "<b>{} stays in {}</b>, and is hit again once that is attached again. {} To delete it, "
-        "clear it while it is attached",
-        _stored(plan) or "What is stored",
+        "<b>what is stored in {} stays{}</b>, and is hit again once that is attached again. {} To "
+        "delete it, clear it while it is attached",
         named(plan.attached),
+        f": {stored}" if (stored := _stored(plan)) else "",
         how,
     )
 

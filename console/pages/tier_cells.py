@@ -39,7 +39,10 @@ def _hits(rate: float | None) -> str:
 
 
 def _storage_cell(storage: RankStorage) -> SafeString:
-    stored = "" if storage.used_bytes is None else f", {size(storage.used_bytes)}"
+    if storage.stored_pages is not None:
+        stored = f", {storage.stored_pages:,} pages"
+    else:
+        stored = "" if storage.used_bytes is None else f", {size(storage.used_bytes)}"
     return format_html(
         '<span class="small">{}{}{}{}</span>',
         storage.backend,

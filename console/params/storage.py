@@ -52,8 +52,11 @@ STORED = {"stored": True}  # context of a reading of what was stored: secrets ar
 _SECRETS_NAME = "secrets"
 
 _ANY_BACKEND: dict[str, Any] = {
-    "anyOf": [schema_of(backend) for backend in StorageBackend],
-    "description": "Settings of the backend; those marked secret are never stored nor shown.",
+    "anyOf": [*(schema_of(backend) for backend in StorageBackend), {"type": "null"}],
+    "description": (
+        "Settings of the backend; those marked secret are never stored nor shown. Null or left "
+        "out: as they are where that backend is attached, else its defaults."
+    ),
 }
 
 
@@ -67,12 +70,14 @@ def _policies(prefetch: str | None, write: str | None) -> dict[str, Any]:
 class AttachParams(WaitingParams):
     """A backend and its settings; `config_id` names settings that the engine has, instead.
 
-    With `replace`, what is attached is detached in the same job. A policy that is null stays.
+    Without either, a backend that is attached keeps its settings and only policies change; another
+    one is attached with its defaults. With `replace`, what is attached is detached in the same job.
+    A policy that is null stays.
     """
 
     kind: ClassVar[JobKind] = JobKind.ATTACH_STORAGE_BACKEND
     backend: BackendWord
-    config: Annotated[Settings, Field(json_schema_extra=_ANY_BACKEND)] = {}
+    config: Annotated[Settings | None, Field(json_schema_extra=_ANY_BACKEND)] = None
     rank_configs: Annotated[
         dict[RankKey, Settings],
         Field(max_length=1024, description="DP rank → settings laid over `config` on that rank."),
@@ -104,6 +109,11 @@ class AttachParams(WaitingParams):
         return made
 
     @property
+    def names_no_settings(self) -> bool:
+        """Where the backend is attached, its settings stay as they are."""
+        return self.config is None and not self.rank_configs and not self.config_id
+
+    @property
     def secret_values(self) -> dict[str, str]:
         """By setting, or by `RANK.setting`, until an engine keeps them."""
         return dict(self._secrets)
@@ -130,10 +140,9 @@ class AttachParams(WaitingParams):
         """What the engine is told; no secret, and no fingerprint in the place of one."""
         assert not self._secrets, "its engine must keep the secrets first"
         backend = StorageBackend(self.backend)
-        known = bool(self.config_id)
         return AttachStorage(
             backend=backend,
-            config="" if known else _text(backend, self.config),
+            config="" if self.config is None or self.config_id else _text(backend, self.config),
             rank_configs={rank: _text(backend, one) for rank, one in self.rank_configs.items()},
             config_id=self.config_id,
             secrets=self._kept_as,
@@ -187,13 +196,15 @@ def _problems(made: AttachParams, secrets: Mapping[str, str]) -> list[InitErrorD
     def whole(settings: Settings, prefix: str) -> Settings:
         return {**settings, **{n: secrets[prefix + n] for n in settings if prefix + n in secrets}}
 
+    if made.names_no_settings:
+        return []  # what is attached may have those that are required; the engine knows
     if made.config_id:
         if made.config or made.rank_configs:
             return [
                 wrong(("config_id",), "names settings, so config and rank_configs must be empty")
             ]
         return []
-    backend, config = StorageBackend(made.backend), whole(made.config, "")
+    backend, config = StorageBackend(made.backend), whole(made.config or {}, "")
     found = [wrong(("config", name), words) for name, words in problems_of(backend, config)]
     known = {name for name, _ in problems_of(backend, config)}
     for rank, one in made.rank_configs.items():

@@ -36,16 +36,26 @@ def _attach(view: EngineView, params: AttachParams, now: Attached | None) -> lis
     if strangers:
         words = f"rank_configs names rank {strangers[0]}; the engine has {len(known)} ranks"
         found.append(Refusal(_CODE, words))
-    is_same = now is not None and bool(params.config_id) and params.config_id == now.config_id
-    if now is not None and not params.replace and not is_same:
+    if now is not None and not params.replace and not keeps_attached(params, now):
         words = f"{now.backend} {now.short_id} is attached: detach it first, or set replace"
         found.append(Refusal(_CODE, words))
     return found
 
 
+def keeps_attached(params: AttachParams, now: Attached | None) -> bool:
+    """What is attached is what is asked for, as far as settings are named: policies only."""
+    if now is None or params.backend != now.backend:
+        return False
+    return params.names_no_settings or (
+        bool(params.config_id) and params.config_id == now.config_id
+    )
+
+
 def storage_undo(params: JobParams, now: Attached | None) -> tuple[bool, str]:
     """(it can be undone, how or why not)."""
     match params.kind:
+        case JobKind.ATTACH_STORAGE_BACKEND if _keeps(params, now):
+            return True, "Set the policies again; what is attached stays."
         case JobKind.ATTACH_STORAGE_BACKEND if now is None:
             return True, "Detach. What was stored by then stays in the store."
         case JobKind.ATTACH_STORAGE_BACKEND:
@@ -57,6 +67,10 @@ def storage_undo(params: JobParams, now: Attached | None) -> tuple[bool, str]:
         case JobKind.CLEAR_STORAGE_BACKEND:
             return False, "None. What is deleted is gone; the store fills again by use."
     return True, "Set them again."
+
+
+def _keeps(params: JobParams, now: Attached | None) -> bool:
+    return isinstance(params, AttachParams) and keeps_attached(params, now)
 
 
 def _again(act: str, now: Attached | None) -> str:

@@ -28,6 +28,7 @@ from engine.protocol import (
 )
 
 HIDDEN = "hidden"
+_LOOK_BACK = 20  # jobs, for the one that attached what is attached
 
 
 def public(backend: str, text: str) -> dict[str, Any]:
@@ -102,12 +103,12 @@ def attached_of(view: EngineView) -> Attached | None:
 
 
 def is_as_desired(rank: RankView, desired: Attached | None) -> bool:
-    """True when a rank has attached what it is to have, with the settings it is to have."""
+    """True when a rank uses what it is to have, with the settings it is to have."""
     told = rank.storage
     if told is None or desired is None:
         return told is None and desired is None
     same = told.backend == desired.backend and told.config_id == desired.config_id
-    return same and not told.drifts
+    return same and told.is_open and not told.drifts
 
 
 def odd_ranks(view: EngineView) -> list[RankView]:
@@ -226,12 +227,11 @@ def attached_by(view: EngineView) -> Job | None:
     now = attached_of(view)
     if now is None:
         return None
-    job = (
-        Job.objects.filter(
-            engine=view.engine, kind=JobKind.ATTACH_STORAGE_BACKEND, state=JobState.SUCCEEDED
-        )
-        .order_by("-finished_at", "-id")
-        .first()
-    )
-    change = Change.of(job) if job is not None else None
-    return job if change is not None and now.is_same_as(change.now) else None
+    jobs = Job.objects.filter(
+        engine=view.engine, kind=JobKind.ATTACH_STORAGE_BACKEND, state=JobState.SUCCEEDED
+    ).order_by("-finished_at", "-id")
+    for job in jobs[:_LOOK_BACK]:
+        change = Change.of(job)
+        if change is None or not change.has_same_backend:  # the others changed policies
+            return job if change is not None and now.is_same_as(change.now) else None
+    return None

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import F, Q
 
 from console.actors import Actor
-from console.choices import UNSENT_STATES, WEIGHT_UPDATES, JobPhase, JobState, Mode
+from console.choices import STAGED_KINDS, UNSENT_STATES, JobPhase, JobState, Mode
 from console.clock import db_now
 from console.models import Engine, Job
 from console.services.job_claims import LEASE_S
@@ -137,7 +137,7 @@ def job_progress(
         fields["phase"] = phase
     if job.mode != str(view.mode):
         fields["mode"] = Mode(str(view.mode))
-    is_staging = job.kind in WEIGHT_UPDATES and phase is JobPhase.PREPARING
+    is_staging = job.kind in STAGED_KINDS and phase is JobPhase.PREPARING
     if str(view.mode) != str(Mode.IF_IDLE) and not is_staging:
         deadline_at = now + timedelta(seconds=view.remaining_s)
         moved_s = abs((deadline_at - job.deadline_at).total_seconds()) if job.deadline_at else 1e9

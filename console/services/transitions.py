@@ -21,10 +21,10 @@ from console.actors import Actor
 from console.choices import (
     OPEN_STATES,
     SHARED_KINDS,
+    STAGED_KINDS,
     STORAGE_KINDS,
     TERMINAL_STATES,
     TRANSITIONS,
-    WEIGHT_UPDATES,
     AuditStage,
     JobPhase,
     JobState,
@@ -56,11 +56,11 @@ def deadlines(
 ) -> tuple[datetime | None, datetime]:
     """(deadline_at, dispatch_by) of a job that may run from `since` on.
 
-    A weight update's deadline begins when it is staged, so nobody knows it yet.
+    The deadline of what is staged begins when that has ended, so nobody knows it yet.
     """
     if mode == Mode.IF_IDLE:
         return None, since + timedelta(seconds=DISPATCH_WINDOW_S)
-    if kind in WEIGHT_UPDATES:
+    if kind in STAGED_KINDS:
         return None, since + timedelta(seconds=max(timeout_s, DISPATCH_WINDOW_S))
     deadline = since + timedelta(seconds=timeout_s)
     return deadline, deadline

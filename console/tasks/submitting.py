@@ -7,7 +7,7 @@ from datetime import datetime
 
 from django.conf import settings
 
-from console.choices import WEIGHT_UPDATES
+from console.choices import STAGED_KINDS
 from console.gateways import Greeting
 from console.models import Job
 from console.params import JobParams
@@ -17,7 +17,7 @@ from engine.protocol import Mode, Submit
 
 def _budget_s(job: Job, now: datetime) -> float:
     """How long after now an effect may begin at the latest."""
-    if job.kind in WEIGHT_UPDATES:  # their deadline begins when they are staged
+    if job.kind in STAGED_KINDS:  # their deadline begins when they are staged
         return float(settings.STAGING_ALLOWANCE_S) + max(job.timeout_s, DISPATCH_WINDOW_S)
     assert job.dispatch_by is not None, job.pk
     return (job.dispatch_by - now).total_seconds()

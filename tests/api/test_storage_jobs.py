@@ -37,7 +37,9 @@ def test_each_backend_and_its_settings_are_told(api, client):
     assert kinds["password"] == "secret"
     assert {one["backend"] for one in found if one["is_experimental"]} == {"hf3fs", "eic"}
     schema = client.get("/api/v1/openapi.json").json()["components"]["schemas"]["AttachParams"]
-    variants = {one["title"]: one for one in schema["properties"]["config"]["anyOf"]}
+    *schemas, null = schema["properties"]["config"]["anyOf"]
+    assert null == {"type": "null"}
+    variants = {one["title"]: one for one in schemas}
     assert set(variants) == {str(one) for one in StorageBackend}
     assert variants["valkey"]["properties"]["password"]["secret"] is True
     assert variants["valkey"]["required"] == ["url"]
@@ -98,7 +100,6 @@ def test_a_bad_setting_is_named_by_its_path(post, engine, backend, config, more,
             '"{}"',
             "[]",
             "1",
-            "null",
             '{"io_timeout":NaN}',
             '{"io_timeout":Infinity}',
             '{"max_size":1e400}',
@@ -145,6 +146,11 @@ def test_a_plan_says_what_would_be_refused_here(post, engine, seen, valkey):
     assert taken["would_be_accepted"] is False
     assert "valkey c41d77e0 is attached" in taken["refusals"][0]["message"]
     assert taken["storage"]["config"]["password"].startswith("hmac:")
+    policies = {"engine": "local", "kind": "attach_storage_backend"}
+    kept = plan({**policies, "params": {"backend": "valkey", "write_policy": "write_back"}})
+    assert (kept["would_be_accepted"], kept["params"]["config"]) == (True, None)
+    assert kept["undo"] == "Set the policies again; what is attached stays."
+    assert plan({**policies, "params": {"backend": "file"}})["would_be_accepted"] is False
     good = plan(attach(replace=True))
     assert good["would_be_accepted"] is True
     assert "Switch back to valkey c41d77e0" in good["undo"]

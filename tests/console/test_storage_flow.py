@@ -65,6 +65,36 @@ def test_another_backend_without_replace_is_refused_and_nothing_changes(stack_en
     assert stack_engine.storage.attached.backend == "file"
 
 
+def test_an_attach_without_settings_keeps_those_that_are_attached(stack, stack_engine, done):
+    was = done(**VALKEY)["reply"]["storage"]
+    kept = done(
+        kind="attach_storage_backend", backend="valkey", prefetch_policy="wait_complete"
+    )  # not even the url, which is required
+    assert kept["state"] == "succeeded", kept["error"]
+    assert kept["params"]["config"] is None
+    assert kept["reply"]["storage"] == kept["reply"]["storage_before"] == was
+    assert kept["reply"]["policies"]["prefetch_policy"] == "wait_complete"
+    sent = stack_engine.submits(kept["id"])[0].operation
+    assert sent == AttachStorage(backend="valkey", prefetch_policy="wait_complete")
+    defaults = done(kind="attach_storage_backend", backend="file", config={}, replace=True)
+    assert stack_engine.submits(defaults["id"])[0].operation.config == "{}"
+
+
+def test_the_deadline_of_an_attach_begins_when_every_rank_has_probed(stack, stack_engine):
+    stack_engine.storage.prepare_s = 3600
+    job_id = stack.submit(stack_engine, **FILE, timeout_s=5)
+    probing = stack.until(job_id, phase="preparing", state="dispatched")
+    assert probing["deadline_at"] is None
+    start_by_s = stack_engine.submits(job_id)[0].start_by_clock_s - stack_engine.clock_s
+    assert start_by_s > 300  # what is left for the probes is not taken from the 5 s
+    stack_engine.busy(1)
+    stack_engine.storage.prepare_s = 0
+    waiting = stack.until(job_id, phase="waiting for idle")
+    assert waiting["deadline_at"]
+    assert stack.request("POST", f"/jobs/{job_id}/cancel").status_code == 200
+    stack.until(job_id, state="cancelled")
+
+
 def test_an_attach_that_a_rank_refuses_names_each_rank_and_its_reason(stack, stack_engine, done):
     """H02: one rank cannot; nothing is attached anywhere, and the fault gone, both are."""
     stack_engine.storage.refuse_ranks = {1: "connect to kv.internal: refused"}

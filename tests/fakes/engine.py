@@ -465,6 +465,7 @@ class FakeEngine:
             self._end(Outcome.FAILED, reasons)
             return
         pending.staged_at = now
+        pending.deadline = now + pending.submit.timeout_s
         pending.phase = Phase.WAITING_FOR_IDLE
         if pending.mode is Mode.IF_IDLE and self.running:
             self._end(Outcome.FAILED, f"not idle: {Places(running=self.running)}")

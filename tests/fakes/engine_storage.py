@@ -102,6 +102,9 @@ class FakeStorage:
     def view_of(self, operation: AttachStorage) -> StorageView:
         if operation.config_id:
             return self.known[operation.config_id]
+        names_none = not (operation.config or operation.rank_configs or operation.secrets)
+        if names_none and self.attached is not None and self.attached.backend == operation.backend:
+            return self.attached  # policies only
         values = self.kept.get(operation.secrets, {})
         configs = {"": operation.config, **operation.rank_configs}
         shown: dict[str, str] = {}

@@ -23,7 +23,10 @@ ROOT = Path(__file__).parents[2]
 class Supervised:
     """One state folder; `start` and `stop` as often as you like."""
 
-    def __init__(self, model: Path, kernels: Path, *flags: str) -> None:
+    def __init__(
+        self, model: Path, kernels: Path, *flags: str, env: dict[str, str] | None = None
+    ) -> None:
+        self._env = env or {}
         self.dir = Path(tempfile.mkdtemp(prefix="qs-"))
         self.port, self.engine_port = free_port(), free_port()
         self.base = f"http://127.0.0.1:{self.port}"
@@ -42,6 +45,7 @@ class Supervised:
         env = {k: v for k, v in os.environ.items() if not k.startswith("QUIESCE_")}
         env.pop("DATABASE_URL", None)
         env.pop("REDIS_URL", None)
+        env |= self._env
         with self.output_path.open("wb") as output:
             self.process = subprocess.Popen(
                 self.command, env=env, stdout=output, stderr=output, start_new_session=True

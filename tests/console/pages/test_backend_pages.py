@@ -126,6 +126,28 @@ def test_each_rank_its_breaker_its_config_and_its_errors(page, engine, with_valk
     assert "hmac:4f0ca17b4f0ca17b" in text
 
 
+def test_a_rank_that_cannot_open_its_backend_is_not_as_desired(page, engine, with_valkey):
+    shut = stored_rank(
+        1,
+        is_open=False,
+        breaker=Breaker.OPEN,
+        retry_in_s=8.0,
+        errors=1,
+        last_error="file_storage_path is not a folder",
+        last_error_age_s=2.0,
+        stored_pages=None,
+        used_bytes=None,
+    )
+    with_valkey(ranks=[stored_rank(0), shut])
+    words = flat(text_of(page, "/engines/local/backend"))
+    assert "1 rank cannot open it" in words
+    assert "Rank 1 not as desired" in words and "but could not open it" in words
+    assert "tries again by itself, every 30 s" in words and "Repair" not in words
+    assert "not open" in words and "1 of 2 as desired" in words
+    assert "file_storage_path is not a folder" in words
+    assert "rank 1" in flat(text_of(page, "/backends"))
+
+
 def test_a_mixed_attach_is_told_by_rank(page, engine, with_valkey):
     """H02: at no time does a page claim a backend of a rank that has none."""
     with_valkey(ranks=[stored_rank(0), rank_view(1, note="could not start its threads")])
@@ -275,7 +297,7 @@ def test_a_switch_is_one_job_and_its_plan_says_each_step(page, engine, with_valk
     assert "Switch local from valkey" in text
     for step in ("Probe file", "Drain", "Detach valkey c41d77e0", "Attach file", "Resume"):
         assert step in text, step
-    assert "3.6 GB in valkey is no longer read" in text
+    assert "what is stored in valkey, 1,800 pages, is no longer read" in text
     assert "Switch back to valkey c41d77e0; no secret is needed" in text
     answer = send(page, ATTACH, backend="file", replace="1", mode="drain")
     job = Job.objects.get()
@@ -322,7 +344,7 @@ def test_undo_of_a_switch_or_a_detach_is_an_attach_by_id(page, ended, with_valke
     answer = send(page, url, backend="valkey", replace="" if now is None else "1")
     assert answer.status_code == 303, answer.content.decode()[:3000]
     asked = Job.objects.latest("created_at").params
-    assert (asked["backend"], asked["config_id"], asked["config"]) == ("valkey", CONFIG_ID, {})
+    assert (asked["backend"], asked["config_id"], asked["config"]) == ("valkey", CONFIG_ID, None)
 
 
 def test_undo_of_policies_sets_them_as_before(page, seen, ended):
@@ -388,11 +410,11 @@ def test_clear_says_that_it_deletes_and_detach_that_it_does_not(page, engine, wi
     with_valkey()
     clear = flat(text_of(page, "/engines/local/do/clear_storage_backend"))
     detach = flat(text_of(page, "/engines/local/do/detach_storage_backend"))
-    assert "3.6 GB that this engine stored in valkey c41d77e0 , for good" in clear
+    assert "1,800 pages that this engine stored in valkey c41d77e0 , for good" in clear
     assert "Detach would have deleted nothing" in clear
     assert "class D" in clear
     assert "Deletes nothing" in detach
-    assert "stays in valkey c41d77e0" in detach
+    assert "what is stored in valkey c41d77e0 stays: 1,800 pages" in detach
     assert "class B" in detach
     path = "/engines/local/do/clear_storage_backend"
     assert send(page, path).status_code == 422
@@ -441,7 +463,7 @@ def test_fleet_and_engine_show_every_tier(page, engine, with_valkey, seen):
     words = flat(text_of(page, "/engines/local"))
     assert "180" not in words
     assert "10 used · 170 evictable · 400 total" in words
-    assert "valkey, 23 % hits, 1.8 GB" in words
+    assert "valkey, 23 % hits, 900 pages" in words
     fleet = flat(text_of(page, "/"))
     assert "L2 45 % · L3 valkey, 23 % hits" in fleet
     seen()
