@@ -17,6 +17,7 @@ from engine.protocol import (
     RankState,
     RankStorage,
     RankView,
+    StorageView,
 )
 
 
@@ -53,7 +54,7 @@ def rank_view(
             state.storage_backend.backend.value if state and state.storage_backend else None
         ),
         host=stats.host if stats else None,
-        storage=_storage(stats, config_hash) if state and state.storage_backend else None,
+        storage=_storage(stats, state.storage_backend, config_hash) if state else None,
         kv=stats.kv if stats else None,
         hit_rate=stats.hit_rate if stats else None,
         decode_tokens_per_s=stats.decode_tokens_per_s if stats else 0.0,
@@ -64,8 +65,13 @@ def rank_view(
     )
 
 
-def _storage(stats: RankStats | None, config_hash: str) -> RankStorage | None:
-    if stats is None or stats.storage is None:
+def _storage(
+    stats: RankStats | None, now: StorageView | None, config_hash: str
+) -> RankStorage | None:
+    """None until the rank tells counters of what it has now: its state is told before them."""
+    if stats is None or stats.storage is None or now is None:
+        return None
+    if stats.storage.config_id != now.config_id:
         return None
     drifts = bool(config_hash) and stats.storage.config_hash != config_hash
     return msgspec.structs.replace(stats.storage, drifts=drifts)
