@@ -105,8 +105,10 @@ def attached_of(view: EngineView) -> Attached | None:
 def is_as_desired(rank: RankView, desired: Attached | None) -> bool:
     """True when a rank uses what it is to have, with the settings it is to have."""
     told = rank.storage
-    if told is None or desired is None:
-        return told is None and desired is None
+    if told is None:  # its counters come a moment after its state
+        return rank.storage_backend == (desired.backend if desired is not None else None)
+    if desired is None:
+        return False
     same = told.backend == desired.backend and told.config_id == desired.config_id
     return same and told.is_open and not told.drifts
 
