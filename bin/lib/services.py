@@ -133,7 +133,8 @@ def plan(options: Options, *, run_dir: Path, model: Path | None) -> Plan:
             "worker",
             [
                 *(sys.executable, "-m", "celery", "-A", "console.project.celery", "worker"),
-                *("-c", "2", "--without-gossip", "--without-mingle", "-l", "WARNING"),
+                *("-c", "2", "--without-gossip", "--without-mingle"),
+                *("-l", "DEBUG" if _log_level(env) == "DEBUG" else "WARNING"),
             ],
             env,
             stop=(("SIGTERM", 2.0), ("SIGQUIT", 2.0), ("SIGKILL", 2.0)),
@@ -144,6 +145,12 @@ def plan(options: Options, *, run_dir: Path, model: Path | None) -> Plan:
     return made
 
 
+def _log_level(env: dict[str, str]) -> str:
+    """As the console reads it; a word that is none, the console refuses by name."""
+    level = env.get("QUIESCE_LOG_LEVEL", "").strip().upper()
+    return level if level in ("DEBUG", "INFO", "WARNING", "ERROR") else "INFO"
+
+
 def _engine(made: Plan, env: dict[str, str]) -> Service:
     options, state = made.options, made.options.state_dir
     command = [
@@ -152,6 +159,7 @@ def _engine(made: Plan, env: dict[str, str]) -> Service:
         *("--kernels-dir", str(state / "kernels"), "--port", str(options.engine_port)),
         *("--dp-size", str(options.dp_size), "--device", options.device),
         *("--dtype", options.dtype, "--served-model-name", made.model.name if made.model else ""),
+        *("--log-level", _log_level(env)),
     ]
     for root in options.weights_roots:
         command += ["--weights-root", str(root)]
