@@ -124,7 +124,7 @@ class Tiers:
         if pages is None:
             return None
         until = wait_until(opened.config, self.prefetch_policy, len(wanted) * size, now)
-        get = Get(wanted, pages)
+        get = Get(wanted, pages, prefix=self._prefix(opened, match.path, mark))
         prefix = token_ids[: (start + len(wanted)) * size]
         fetch = Fetch(get, prefix, start, namespace, now, until)
         self._fetches[wanted[0]] = fetch
@@ -207,7 +207,19 @@ class Tiers:
         transfer = Transfer(parts)
         for node in nodes:
             node.put = transfer
-        return Put(transfer, wanted, pages, number=opened.number)
+        above, walk = list[Node](), nodes[0].parent
+        while walk is not None and walk.parent is not None:
+            above.append(walk)
+            walk = walk.parent
+        mark = keys.fingerprint(opened.identity, nodes[0].namespace.partition(":")[0])
+        prefix = self._prefix(opened, above[::-1], mark)
+        return Put(transfer, wanted, pages, number=opened.number, prefix=prefix)
+
+    def _prefix(self, opened: Opened, path: Sequence[Node], mark: bytes) -> list[bytes] | None:
+        """Keys of these nodes' pages, where the backend wants to be told."""
+        if not opened.config.hicache_storage_pass_prefix_keys:
+            return None
+        return [keys.page_key(mark, each) for node in path for each in self._hashes(node)]
 
     def _put_ended(self, put: Put) -> None:
         for node, pages in put.transfer.parts.items():

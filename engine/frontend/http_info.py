@@ -165,6 +165,16 @@ async def server_info(request: Request) -> Response:
             "released": list(desired.released),
             "needs_weights": desired.needs_weights,
             "weights_roots": list(config.weights_roots),
+            "enable_hierarchical_cache": config.hierarchical,
+            "hicache_ratio": config.hicache_ratio,
+            "hicache_mem_layout": config.host_layout,
+            "hicache_write_policy": desired.policies.write_policy,
+            "hicache_storage_prefetch_policy": desired.policies.prefetch_policy,
+            "hicache_storage_backend": (
+                desired.storage_backend.backend if desired.storage_backend else None
+            ),
+            "storage_roots": list(config.storage_roots),
+            "storage_endpoints": list(config.storage_endpoints),
             "status": "ready" if frontend.is_serving else "starting",
             "uptime_s": time.time() - _STARTED,
             "epoch": frontend.epoch.text,
@@ -178,6 +188,7 @@ async def server_info(request: Request) -> Response:
                     "note": rank.note,
                     "last_gen_throughput": rank.decode_tokens_per_s,
                     "kv": msgspec.to_builtins(rank.kv),
+                    "host": msgspec.to_builtins(rank.host),
                 }
                 for rank in ranks
             ],

@@ -41,6 +41,10 @@ class PageCopier:
 
         self._gpu = GpuPageCopier(device_sides, host_places(self._pool))
 
+    def unbind(self) -> None:
+        """Let go of the device pool: its memory is given up."""
+        self._device, self._gpu = [], None
+
     def to_host(self, device_pages: Sequence[int], host_pages: Sequence[int]) -> None:
         """Copy device page i of the list to host page i; done when it returns."""
         if self._is_cpu:

@@ -146,6 +146,8 @@ class ModelRunner:
     def release_kv(self) -> None:
         """Give the pages' memory up. No page is in use."""
         self._pool = None
+        if self._copier is not None:
+            self._copier.unbind()
         if self._loaded is not None:
             self._loaded.model.unbind()
 

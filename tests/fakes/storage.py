@@ -78,6 +78,7 @@ class ScriptedStorage(Storage):
         self.get_entered = threading.Event()
         self.put_keys: list[list[bytes]] = []  # by batch
         self.got_keys: list[list[bytes]] = []
+        self.told_prefixes: list[list[bytes]] = []
         self._count = threading.Lock()
 
     def open(self, deadline: float) -> None:
@@ -88,6 +89,9 @@ class ScriptedStorage(Storage):
         if self.script.is_dead:
             raise StorageError("the scripted store is dead")
         self.is_open = True
+
+    def follows(self, prefix_keys: Sequence[bytes]) -> None:
+        self.told_prefixes.append(list(prefix_keys))
 
     def batch_exists(self, keys: Sequence[bytes]) -> list[bool]:
         self.exists_calls += 1

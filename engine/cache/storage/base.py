@@ -101,6 +101,12 @@ class Storage(ABC):
         """Flush and close; threads it made have ended, files and sockets are closed. The data
         stays. Harmless when open failed or close was called before."""
 
+    def follows(self, prefix_keys: Sequence[bytes]) -> None:
+        """What the next get or put of this thread is about goes on after these pages, first to
+        last. Told only with `hicache_storage_pass_prefix_keys`; of use to a store that places or
+        evicts by prefix. None of the backends that come with the engine is one."""
+        del prefix_keys
+
     def stats(self) -> Stats:
         """Numbers for people; cheap, from any thread."""
         return Stats()

@@ -120,6 +120,13 @@ class Guard:
         self._secrets = [secret for secret in secrets if secret]
         self._clock = clock
 
+    def follows(self, prefix_keys: Sequence[bytes]) -> None:
+        """Tell the backend what comes before the pages of the next call."""
+        try:
+            self.storage.follows(prefix_keys)
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything: counted
+            self._failed(error, is_read=True)
+
     def find(self, keys: Sequence[bytes]) -> int:
         """How many of `keys` are there, from the first on."""
         try:

@@ -34,6 +34,7 @@ class Put:
     keys: list[bytes]
     pages: list[int]
     number: int = 0  # of the attachment
+    prefix: list[bytes] | None = None  # keys of the pages before, where the backend is told
     kept: dict[int, bool] = field(default_factory=dict)
     is_abandoned: bool = False  # the scheduler has been told that it failed
     is_back: bool = False
@@ -45,6 +46,7 @@ class Get:
 
     keys: list[bytes]
     pages: list[int]
+    prefix: list[bytes] | None = None  # keys of the pages before, where the backend is told
     num_ok: int = 0  # the reader's thread alone changes it
     num_taken: int = 0  # of those, what the tree has now
     is_cancelled: bool = False  # whoever asked has taken what had come
@@ -198,6 +200,8 @@ class StorageWorker:
 
     def _fetch(self, get: Get) -> None:
         found, keys = 0, get.keys
+        if get.prefix is not None:
+            self.guard.follows(get.prefix)
         while found < len(keys):
             limit = self.guard.breaker.max_pages
             size = EXISTS_AT_ONCE if limit is None else min(limit, EXISTS_AT_ONCE)
@@ -243,6 +247,8 @@ class StorageWorker:
             put = self._puts.get()
             if put is None:
                 return
+            if put.prefix is not None:
+                self.guard.follows(put.prefix)
             for first in range(0, len(put.keys), PAGES_AT_ONCE):
                 some = slice(first, first + PAGES_AT_ONCE)
                 self._put_pages(put, put.keys[some], put.pages[some])

@@ -296,6 +296,23 @@ def test_a_full_store_drops_pages_and_is_no_error() -> None:
     assert rank.cached().storage == 24
 
 
+def test_a_backend_that_asks_is_told_the_pages_before() -> None:
+    rank = Tiered()
+    storage = rank.attach(hicache_storage_pass_prefix_keys=True)
+    rank.generate(PROMPT[:21])
+    assert storage.told_prefixes[0] == []
+    before = len(storage.told_prefixes)
+    rank.generate(PROMPT)
+    got, put = storage.told_prefixes[before:][0], storage.told_prefixes[-1]
+    assert got == storage.put_keys[0][:5]  # what is looked for follows what is cached
+    assert put[:5] == storage.put_keys[0][:5]
+    rank.detach()
+    rank.flush()
+    quiet = rank.attach()
+    rank.generate(PROMPT)
+    assert quiet.told_prefixes == []
+
+
 def test_two_requests_share_one_read_of_their_prefix() -> None:
     rank = Tiered()
     rank.attach()

@@ -309,6 +309,26 @@ def test_old_pages_are_not_found_for_new_weights_and_again_for_the_old(
     assert tiers(back)[2] == 592 and tiers(back)[0] == 0
 
 
+def test_a_flush_right_after_a_reply_says_what_is_busy_or_is_done(
+    engine: EngineProcess,
+) -> None:  # F01
+    attach(engine, "file", {"prefetch_threshold": 16})
+    for index in range(20):
+        ids = [index, *PROMPT[:300]]
+        generate(engine, ids, 4)
+        at_once = engine.client.post("/flush_cache", headers=ADMIN)
+        assert at_once.status_code in (200, 400)
+        if at_once.status_code == 400:
+            assert re.search(r"l1_backup=[1-9]|l3_backup=[1-9]", at_once.text), at_once.text
+            assert tiers(generate(engine, ids, 1))[0] > 0  # nothing was dropped
+        assert (
+            engine.client.post("/flush_cache", headers=ADMIN, params={"timeout": 10}).status_code
+            == 200
+        )
+        again = generate(engine, ids, 1)
+        assert tiers(again)[:2] == (0, 0)
+
+
 def test_a_forced_detach_needs_no_idle_engine(engine: EngineProcess) -> None:
     attach(engine, "file", {"prefetch_threshold": 16})
     quiet = generate(engine, [9, 9, 9], 300)["output_ids"]

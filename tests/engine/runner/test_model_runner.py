@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from engine.ipc.sampling import SamplingParams
 from engine.models.errors import ModelFileError
 from engine.models.forward_batch import ForwardBatch, NonFiniteLogitsError, Part, SampleSpec
+from engine.protocol import HostLayout
 from engine.runner.model_runner import ModelRunner
 from tests.engine.runner.conftest import RunnerOf
 from tests.engine.runner.driver import GREEDY, Pages, Req, generate, golden_cases, new_req, step
@@ -108,6 +111,38 @@ def test_a_page_can_be_moved_as_bytes(runner_of: RunnerOf, kernels: str) -> None
     runner.poison_pages(req.pages)
     copy = Req(case.prompt_ids, moved, done=len(case.prompt_ids) - 1)
     assert generate(runner, [copy], 10) == [expected]
+
+
+@both
+@pytest.mark.parametrize("layout", list(HostLayout))
+def test_a_page_goes_to_the_host_and_back_in_every_layout(
+    runner_of: RunnerOf, kernels: str, layout: HostLayout
+) -> None:
+    runner = runner_of(kernels, "bfloat16")
+    case = next(case for case in CASES if len(case.prompt_ids) > 100)
+    pages = Pages(runner)
+    req = new_req(case.prompt_ids, pages, 20)
+    expected = list(generate(runner, [req], 10)[0])
+    _, copier = runner.host_tier(len(req.pages), layout)
+    slots = list(range(len(req.pages)))[::-1]
+    copier.to_host(req.pages, slots)
+    runner.poison_pages(req.pages)
+    moved = pages.take(len(case.prompt_ids) + 20)
+    copier.to_device(slots, moved)
+    copy = Req(case.prompt_ids, moved, done=len(case.prompt_ids) - 1)
+    assert generate(runner, [copy], 10) == [expected]
+
+
+@both
+def test_released_pages_are_let_go_of_by_the_copier_too(runner_of: RunnerOf, kernels: str) -> None:
+    runner = runner_of(kernels, "bfloat16")
+    _, copier = runner.host_tier(4, HostLayout.PAGE_FIRST)
+    pool = weakref.ref(runner.kv_pool.k[0])
+    runner.release_kv()
+    gc.collect()
+    assert pool() is None
+    runner.resume_kv()
+    copier.to_host([0], [0])
 
 
 @both
