@@ -39,6 +39,7 @@ from engine.protocol import (
     Outcome,
     PrefetchPolicy,
     ProtocolError,
+    RankStorage,
     RankView,
     StorageBackend,
     WritePolicy,
@@ -234,7 +235,20 @@ def _rank(rank: RankView, is_desired: bool) -> dict[str, Any]:  # Any: JSON
         "config_hash": storage.config_hash if storage else None,
         "drift": rank.online and drifts,
         "health": storage.breaker if storage else None,
-        **({} if storage is None else {"storage": msgspec.to_builtins(storage)}),
+        **(_numbers(storage) if storage is not None else {}),
+    }
+
+
+def _numbers(storage: RankStorage) -> dict[str, Any]:  # Any: JSON
+    """What operators look for first, by short names, and everything."""
+    return {
+        "hits": storage.hit_pages,
+        "misses": storage.miss_pages,
+        "bytes_read": storage.read_bytes,
+        "bytes_written": storage.written_bytes,
+        "errors": storage.errors,
+        "last_error": storage.last_error,
+        "storage": msgspec.to_builtins(storage),
     }
 
 

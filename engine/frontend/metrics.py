@@ -99,7 +99,7 @@ class _Collector:
         """L2 and L3; nothing where the hierarchical cache is off."""
         for name, part in (
             ("hicache_host_total_tokens", "total_pages"),
-            ("hicache_host_used_tokens", "locked_pages"),
+            ("hicache_host_used_tokens", "used_pages"),
             ("hicache_host_evictable_tokens", "evictable_pages"),
         ):
             family = GaugeMetricFamily(f"sglang:{name}", f"L2: {part}", labels=["dp_rank"])
@@ -117,6 +117,17 @@ class _Collector:
                 names = [str(rank.dp_rank), str(rank.storage.backend)]
                 closed.add_metric(names, float(rank.storage.breaker is Breaker.CLOSED))
         yield closed
+        for name, part in (
+            ("prefetched_tokens", "hit_pages"),
+            ("backuped_tokens", "written_pages"),
+        ):
+            counter = CounterMetricFamily(f"sglang:{name}", "Tokens: " + part, labels=labels)
+            for rank in ranks:
+                if rank.storage is not None and rank.kv is not None:
+                    names = [str(rank.dp_rank), str(rank.storage.backend)]
+                    tokens = getattr(rank.storage, part) * rank.kv.page_size_tokens
+                    counter.add_metric(names, tokens)
+            yield counter
         for part in _STORAGE_COUNTERS:
             counter = CounterMetricFamily(f"sglang:storage_{part}", f"L3: {part}", labels=labels)
             for rank in ranks:

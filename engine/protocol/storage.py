@@ -123,6 +123,11 @@ class HostUsage(Struct, frozen=True, kw_only=True):
     page_bytes: int
     layout: HostLayout
 
+    @property
+    def used_pages(self) -> int:
+        """Pages that hold something."""
+        return self.total_pages - self.free_pages
+
 
 class StorageRoot(Struct, frozen=True, kw_only=True):
     """A folder under which a backend may keep files."""
