@@ -44,5 +44,12 @@ def test_the_weights_bench_prints_every_row_and_both_comparisons() -> None:
     assert "bytes ÷ bandwidth" in out and "stop and start" in out
 
 
+def test_the_cache_bench_prints_every_tier_and_backend() -> None:
+    out = run("hicache.py", "--reps", "1")
+    for row in ("| cold |", "| L1 |", "| L2 |", "| L3 file |", "| L3 valkey, tcp |", "memcpy"):
+        assert row in out
+    assert "insert + match" in out and "mooncake, no master" in out
+
+
 def test_the_step_bench_runs() -> None:
     assert "decode" in run("model_step.py", "--seconds", "0.2")
