@@ -362,6 +362,17 @@ def test_no_undo_once_something_else_is_attached(page, ended, with_valkey):
     assert undo_of(page, job) is None
 
 
+def test_an_undo_is_there_before_the_engines_next_snapshot_is(page, ended, with_valkey):
+    """The end of a job comes from its worker, what is attached comes from the relay."""
+    with_valkey()  # at 110 s of the engine's clock
+    job = ended(attached(), None, kind="detach_storage_backend")
+    assert undo_of(page, job) is None
+    for finished_s, epoch, is_there in ((110.5, "1-abc", True), (109.0, "1-abc", False)):
+        reply = {**job.reply, "finished_clock_s": finished_s, "epoch": epoch}
+        Job.objects.filter(pk=job.pk).update(reply=reply)
+        assert (undo_of(page, job) is not None) is is_there
+
+
 def test_no_undo_where_there_is_none(page, seen, ended, ask, with_valkey):
     with_valkey()
     same = ended(attached(), attached())
