@@ -138,3 +138,14 @@ def compare_logprobs(theirs: list[list[Any]], ours: list[list[Any]]) -> None:
         assert (other[0] is None) is (one[0] is None)
         if one[0] is not None:
             assert other[0] == pytest.approx(one[0], abs=0.35)
+
+
+def holds(wanted: Any, found: Any, words: dict[str, str]) -> bool:
+    """`found` has all that `wanted` names; `{word}` in a text stands for one of `words`."""
+    if isinstance(wanted, dict):
+        return all(holds(value, found[key], words) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return all(holds(one, other, words) for one, other in zip(wanted, found, strict=True))
+    if isinstance(wanted, re.Pattern):
+        return bool(wanted.search(str(found)))
+    return bool(found == (wanted.format(**words) if isinstance(wanted, str) else wanted))

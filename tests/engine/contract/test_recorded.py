@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.contract import scenes
+from tests.engine.contract import scenes, storage_scenes
 from tests.engine.contract.replay import RECORDED, compare, compare_streams, is_greedy, replay
 from tests.engine.contract.verdicts import BETTER, OUT_PATHS, OUT_PREFIXES, SAME, STORY
 from tests.fakes.engine_process import EngineProcess
@@ -22,8 +22,10 @@ def is_out(name: str) -> bool:
 
 
 def test_each_recorded_exchange_has_exactly_one_verdict() -> None:
-    assert len(SAME) == len(set(SAME)) and len(scenes.SAME) == len(set(scenes.SAME))
-    verdicts = (SAME, BETTER, STORY, scenes.SAME, scenes.BETTER)
+    for same in (SAME, scenes.SAME, storage_scenes.SAME):
+        assert len(same) == len(set(same))
+    verdicts = (SAME, BETTER, STORY)
+    verdicts += (scenes.SAME, scenes.BETTER, storage_scenes.SAME, storage_scenes.BETTER)
     for name in RECORDED:
         given = [name in names for names in verdicts]
         if not any(given):

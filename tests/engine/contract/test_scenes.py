@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.contract.replay import RECORDED, compare, compare_streams, replay
+from tests.engine.contract.replay import RECORDED, compare, compare_streams, holds, replay
 from tests.engine.contract.scenes import BETTER, SAME, SCENES, SCENES_DP
 from tests.engine.weights.checkpoints import BAD, checksum_of, weights_of, write
 from tests.fakes.engine_process import Background, EngineProcess, events_of
@@ -98,7 +98,7 @@ class Played:
         for _ in range(20):
             if better is None or "/v1/loads" not in RECORDED[name]["path"]:
                 break
-            if self.holds(better.holds, answer.json()):
+            if holds(better.holds, answer.json(), self.words):
                 break
             time.sleep(0.05)
             answer = self.send(name)
@@ -147,7 +147,7 @@ class Played:
             if isinstance(better.holds, re.Pattern):
                 assert better.holds.search(answer.text), where
             elif better.holds is not None:
-                assert self.holds(better.holds, answer.json()), where
+                assert holds(better.holds, answer.json(), self.words), where
         if row["path"] == "/generate" and answer.status_code == 200 and not row.get("sse_lines"):
             self.note(row["request"]["text"], answer.json()["output_ids"])
 
@@ -176,16 +176,6 @@ class Played:
         assert wanted == "abort" or len(ids) == STREAM_TOKENS
         for event in events:
             assert ids[: len(event["output_ids"])] == event["output_ids"]
-
-    def holds(self, wanted: Any, found: Any) -> bool:
-        """`found` has all that `wanted` names."""
-        if isinstance(wanted, dict):
-            return all(self.holds(value, found[key]) for key, value in wanted.items())
-        if isinstance(wanted, list):
-            return all(self.holds(one, other) for one, other in zip(wanted, found, strict=True))
-        if isinstance(wanted, re.Pattern):
-            return bool(wanted.search(str(found)))
-        return bool(found == (wanted.format(**self.words) if isinstance(wanted, str) else wanted))
 
     def note(self, prompt: str, ids: list[int]) -> None:
         """The same weights say the same, other ones something else."""

@@ -2,7 +2,8 @@
 
 `SAME`: replayed, and must be answered alike. `BETTER`: replayed, answered with our status, for the
 reason given. `STORY`: needs more than one request; the named test tells it. `OUT`: a route or
-feature this engine does not have. `scenes.py` holds the verdicts on weights, pauses and memory.
+feature this engine does not have. `scenes.py` holds the verdicts on weights, pauses and memory,
+`storage_scenes.py` those on the hierarchical cache.
 Each recorded name has exactly one verdict; a line without a path notes that the server ended.
 """
 
@@ -140,12 +141,8 @@ STORY: dict[str, str] = {
     ),
 }  # fmt: skip
 
-# Not part of this engine: hierarchical cache (3 of 5), other routes.
-OUT_PREFIXES = (
-    "hic", "nokey_hic", "nokey_clear", "mt_hic", "dp_attach", "dp_get", "dp_detach",
-    "info_get_hicache", "info_hicache", "info_list_external", "flush_hic",
-)  # fmt: skip
+# Not part of this engine: other routes.
+OUT_PREFIXES = ("info_list_external",)
 OUT_PATHS = (
-    "/tokenize", "/detokenize", "/encode", "/v1/embeddings", "/hicache/",
-    "/update_weights_from_ipc",
+    "/tokenize", "/detokenize", "/encode", "/v1/embeddings", "/update_weights_from_ipc",
 )  # fmt: skip

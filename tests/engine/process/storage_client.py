@@ -50,14 +50,18 @@ def flush(engine: EngineProcess) -> None:
 
 
 def generate(
-    engine: EngineProcess, ids: list[int] | None = None, max_new: int = 8, **more: Any
+    engine: EngineProcess,
+    ids: list[int] | None = None,
+    max_new: int = 8,
+    client: httpx.Client | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     body = {
         "input_ids": PROMPT if ids is None else ids,
         "sampling_params": {"max_new_tokens": max_new, "temperature": 0},
         **more,
     }
-    answer = engine.client.post("/generate", json=body)
+    answer = (client or engine.client).post("/generate", json=body)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found

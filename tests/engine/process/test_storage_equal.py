@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.engine.cache.storage.bed import ServedBed
@@ -266,14 +267,14 @@ def test_a_soak_with_every_kind_of_trouble_loses_no_page(
     counts = {"answers": 0, "aborted": 0}
 
     def client(seed: int) -> None:
-        rng = random.Random(seed)
+        rng, own = random.Random(seed), httpx.Client(base_url=engine.base, timeout=60)
         while time.monotonic() < ends and not wrong:
             index = rng.randrange(200)
             rid = f"soak-{seed}-{rng.randrange(10**9)}"
             if rng.random() < 0.1:
                 threading.Timer(rng.random() * 0.2, abort, args=(rid,)).start()
             try:
-                reply = generate(engine, asked[index], new_tokens(index), rid=rid)
+                reply = generate(engine, asked[index], new_tokens(index), client=own, rid=rid)
             except Exception as error:  # noqa: BLE001 - a client that fails is what is looked for
                 wrong.append(repr(error))
                 return
@@ -288,7 +289,7 @@ def test_a_soak_with_every_kind_of_trouble_loses_no_page(
                 wrong.append(f"prompt {index}: {reply['output_ids']} not {cacheless[index]}")
 
     def abort(rid: str) -> None:
-        engine.client.post("/abort_request", headers=ADMIN, json={"rid": rid})
+        httpx.post(f"{engine.base}/abort_request", headers=ADMIN, json={"rid": rid})
 
     threads = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
     for thread in threads:

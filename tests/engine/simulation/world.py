@@ -595,9 +595,7 @@ class World:
                 front.held.append(len(self.requests) - 1)
         if x() < 0.04:
             self.submit()
-        for rank in self.ranks:  # an operator restarts a fenced rank: it converges
-            if rank.alive and rank.machine.fenced and x() < 0.03:
-                self.kill_rank(rank)
+        self._restart_fenced()
         if front and front.coordinator.current:
             for chance, act in (
                 (0.004, front.coordinator.cancel),
@@ -609,6 +607,12 @@ class World:
                         act()
                     except ProtocolError as error:
                         self.stat[f"refused: {error.code}"] += 1
+
+    def _restart_fenced(self) -> None:
+        """What an operator does with a rank that could not take the desired state."""
+        for rank in self.ranks:
+            if rank.alive and rank.machine.fenced and self.rng.random() < 0.03:
+                self.kill_rank(rank)
 
     def _faults(self) -> None:
         near = self.t - self.last_write < 1
@@ -660,7 +664,7 @@ class World:
         for i in range(2000):
             self.chaos = i < 1400
             if i == 1700:
-                self._client = lambda: None  # type: ignore[method-assign]
+                self._client = self._restart_fenced  # type: ignore[method-assign]
             self.step()
         check(self.journal.index.open is None, "an operation never ended")
         check(all(len(q.ends) == 1 for q in self.requests), "a request never finished")
