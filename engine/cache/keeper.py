@@ -25,6 +25,7 @@ FIRST_RETRY_S = 1.0
 MAX_RETRY_S = 30.0
 CLEAR_S = 4.0  # less than a commit may take
 Read = Callable[[StorageView], Settings]  # raises StorageError
+Opens = Callable[[Settings, Site, int, float], Opened]
 Told = Callable[[str], None]  # "" or why not
 
 
@@ -37,6 +38,10 @@ def _no_site() -> Site:
 
 def _no_settings(view: StorageView) -> Settings:
     raise StorageError(NOT_ENABLED)
+
+
+def _on_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="storage keeper", daemon=True).start()
 
 
 class StorageKeeper:
@@ -54,12 +59,17 @@ class StorageKeeper:
         read: Read = _no_settings,
         ended: Callable[[Callable[[], None]], None] = lambda told: told(),
         clock: Callable[[], float] = time.monotonic,
+        opens: Opens = open_storage,
+        beside: Callable[[Callable[[], None]], None] = _on_a_thread,
     ) -> None:
+        """`opens` opens a backend, `beside` runs what may take its time off this thread."""
         self._tiers = tiers
         self._site = site
         self._read = read
         self._ended = ended
         self._clock = clock
+        self._opens = opens
+        self._beside = beside
         self._staged: Opened | None = None
         self._kept: Opened | None = None  # that was attached before a commit
         self._missing: _Missing | None = None
@@ -118,7 +128,7 @@ class StorageKeeper:
         def work() -> None:
             opened, error = None, ""
             try:
-                opened = open_storage(settings, site, payload_bytes, time.monotonic() + OPEN_S)
+                opened = self._opens(settings, site, payload_bytes, time.monotonic() + OPEN_S)
             except StorageError as fault:
                 error = str(fault)
             except Exception as fault:  # noqa: BLE001 - the operation must hear of any end
@@ -126,11 +136,11 @@ class StorageKeeper:
                 error = f"{view.backend} could not be opened: {type(fault).__name__}"
             self._ended(lambda: self._opened(order, opened, error, told))
 
-        threading.Thread(target=work, name="storage opener", daemon=True).start()
+        self._beside(work)
 
     def _opened(self, order: int, opened: Opened | None, error: str, told: Told) -> None:
         if order != self._order:  # nobody waits for it any more
-            _close(opened)
+            self._close(opened)
             return
         self._staged = opened
         told(error)
@@ -142,8 +152,13 @@ class StorageKeeper:
             self._missing.is_trying = False  # what was being opened is for nobody now
         staged, self._staged = self._staged, None
         kept, self._kept = self._kept, None
-        _close(staged)
-        _close(kept)
+        self._close(staged)
+        self._close(kept)
+
+    def _close(self, opened: Opened | None) -> None:
+        """Beside: a call that is under way is waited for, in bounds."""
+        if opened is not None:
+            self._beside(lambda: _closed(opened))
 
     def commit(self, view: StorageView | None) -> None:
         """Use what was staged, or nothing; what was in use is kept for an undo. Raises StorageError
@@ -166,7 +181,7 @@ class StorageKeeper:
         """Use what was in use before the commit."""
         tiers = self._tiers
         assert tiers is not None
-        _close(tiers.detach())
+        self._close(tiers.detach())
         kept, self._kept = self._kept, None
         self._missing, self._kept_missing = self._kept_missing, None
         if kept is not None:
@@ -228,7 +243,7 @@ class StorageKeeper:
 
     def _lacks(self, desired: StorageView, error: str, tries: int) -> None:
         assert self._tiers is not None
-        _close(self._tiers.detach())
+        self._close(self._tiers.detach())
         now = self._clock()
         try:
             config_hash = self._read(desired).config_hash
@@ -258,21 +273,14 @@ class _Missing:
     is_trying: bool = False
 
 
-def _close(opened: Opened | None) -> None:
-    """In the background: a call that is under way is waited for, in bounds."""
-    if opened is None:
+def _closed(opened: Opened) -> None:
+    deadline = time.monotonic() + CLOSE_S
+    if opened.worker is not None:
+        abandoned = opened.worker.close(deadline)
+        if abandoned:
+            log.warning("storage backend left open", backend=opened.view.backend, why=abandoned)
         return
-
-    def work() -> None:
-        deadline = time.monotonic() + CLOSE_S
-        if opened.worker is not None:
-            abandoned = opened.worker.close(deadline)
-            if abandoned:
-                log.warning("storage backend left open", backend=opened.view.backend, why=abandoned)
-            return
-        try:
-            opened.guard.storage.close(deadline)
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            log.warning("closing a backend failed", reason=opened.guard.masked(str(error)))
-
-    threading.Thread(target=work, name="storage closer", daemon=True).start()
+    try:
+        opened.guard.storage.close(deadline)
+    except Exception as error:  # noqa: BLE001 - a backend may raise anything
+        log.warning("closing a backend failed", reason=opened.guard.masked(str(error)))

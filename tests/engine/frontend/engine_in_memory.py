@@ -10,6 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.cache.attached import Opened
+from engine.cache.keeper import StorageKeeper
+from engine.cache.opening import Settings
+from engine.cache.storage.guard import Guard
 from engine.config import EngineConfig, OperationTimes
 from engine.frontend.coordinator import Coordinator
 from engine.frontend.journal_records import EpochRecord, Identity, JournalIndex, Record
@@ -28,12 +32,14 @@ from engine.protocol import (
     WeightSource,
     WeightsView,
 )
+from engine.protocol.storage_configs import FileConfig
 from engine.scheduler.control import RankHost
 from engine.scheduler.participant import Participant
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.stats import rank_stats
 from tests.engine.scheduler.helpers import Seen, ask, make
 from tests.fakes.runner import FakeRunner
+from tests.fakes.storage import Script, ScriptedStorage, Shelf
 from tests.fakes.weights import ScriptedWeights
 
 START = WeightsView(version="default", checksum="start")
@@ -63,7 +69,12 @@ class MemoryJournal:
 def lead(operation: Operation, old: ServingState, op_id: str) -> ServingState:
     """Where an operation leads, on an engine whose only root is /models."""
     config = EngineConfig(
-        model_path="/models/base", run_dir="", journal_path="", ext_cache_dir="", weights_dir="/own"
+        model_path="/models/base",
+        run_dir="",
+        journal_path="",
+        ext_cache_dir="",
+        weights_dir="/own",
+        hierarchical=True,
     )
     if isinstance(operation, UpdateWeightsFromDisk):
         weights = WeightsView(
@@ -73,6 +84,35 @@ def lead(operation: Operation, old: ServingState, op_id: str) -> ServingState:
         )
         return msgspec.structs.replace(old, weights=weights)
     return new_state(config, operation, old, op_id)
+
+
+class Backends:
+    """One rank's storage keeper over a scripted store; `scripts` are those of the next opens."""
+
+    def __init__(self, scheduler: Scheduler, shelf: Shelf) -> None:
+        assert scheduler.tiers is not None
+        self.tiers, self.shelf = scheduler.tiers, shelf
+        self.scripts: list[Script] = []
+        self.made: list[ScriptedStorage] = []
+        self.keeper = StorageKeeper(
+            scheduler.tiers,
+            site=lambda: None,  # type: ignore[arg-type,return-value]
+            read=lambda view: Settings(view, FileConfig(prefetch_threshold=1), view.config_id[:8]),
+            opens=self._open,
+            beside=lambda work: work(),
+        )
+
+    def _open(self, settings: Settings, site: object, payload_bytes: int, until: float) -> Opened:
+        script = self.scripts.pop(0) if self.scripts else Script()
+        storage = ScriptedStorage(shelf=self.shelf, script=script)
+        storage.open(until)
+        self.made.append(storage)
+        guard = Guard(storage, payload_bytes=payload_bytes)
+        return Opened(settings.view, settings.config, settings.config_hash, guard, b"i" * 16)
+
+    @property
+    def num_open(self) -> int:
+        return sum(storage.is_open for storage in self.made)
 
 
 class Rank:
@@ -87,8 +127,11 @@ class Rank:
             self.runner,
             is_open=lambda: self.machine.is_open,
             is_stopped=lambda: self.machine.is_stopped,
+            host_pages=engine.host_pages,
         )
-        host = RankHost(self.scheduler, self.weights)
+        self.storage = Backends(self.scheduler, engine.shelf) if engine.host_pages else None
+        keeper = self.storage.keeper if self.storage is not None else None
+        host = RankHost(self.scheduler, self.weights, keeper)
         self.machine = Participant(
             rank=number, inc=inc, host=host, times=engine.times, say=engine.inbox.append
         )
@@ -112,8 +155,9 @@ class Rank:
 class Engine:
     """All of it; `advance` moves the clock."""
 
-    def __init__(self, *, dp_size: int = 2) -> None:
+    def __init__(self, *, dp_size: int = 2, host_pages: int = 0) -> None:
         self.now = 1000.0
+        self.host_pages, self.shelf = host_pages, Shelf()
         self.times = OperationTimes()
         self.inbox: list[object] = []
         self.journal = MemoryJournal()
@@ -235,6 +279,8 @@ class Engine:
             scheduler.step(self.now)
             self.ranks[rank].seen.take(scheduler)
         self.ranks[rank].seen.take(scheduler)
+        while scheduler.tiers is not None and not scheduler.places().is_idle:
+            scheduler.tiers.poll()  # copies run on a thread
         self.settle()
 
     def restart_rank(self, number: int) -> None:
