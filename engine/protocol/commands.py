@@ -8,6 +8,7 @@ import msgspec
 
 from engine.protocol.base import Struct
 from engine.protocol.operations import FileName, Operation, UploadId
+from engine.protocol.storage import SecretsName
 from engine.protocol.types import MAX_TIMEOUT_S, Mode, OperationId, ShortText
 
 MAX_UPLOAD_CHUNK_BYTES = 1 << 19
@@ -104,7 +105,7 @@ class KeepSecrets(Struct, frozen=True, kw_only=True, tag="keep_secrets"):
     `values` maps a setting, or "RANK.setting" for one rank, to its value. Answered by SecretsKept.
     """
 
-    name: OperationId
+    name: Annotated[SecretsName, msgspec.Meta(min_length=1)]
     values: Annotated[
         dict[str, Annotated[str, msgspec.Meta(max_length=4096)]], msgspec.Meta(max_length=256)
     ]

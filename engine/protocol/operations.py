@@ -14,6 +14,7 @@ from engine.protocol.storage import (
     ConfigId,
     ConfigText,
     PrefetchPolicy,
+    SecretsName,
     StorageBackend,
     WritePolicy,
 )
@@ -151,7 +152,7 @@ class AttachStorage(Struct, frozen=True, kw_only=True, tag="attach_storage"):
     config: ConfigText = ""  # a JSON object; "" for none, or for what is attached now
     rank_configs: dict[str, ConfigText] = {}  # DP rank → JSON object laid over `config`
     config_id: ConfigId = ""  # settings that this engine knows already, instead of the two
-    secrets: Annotated[str, msgspec.Meta(max_length=64)] = ""  # name of a KeepSecrets
+    secrets: SecretsName = ""  # name of a KeepSecrets; "" for none
     prefetch_policy: PrefetchPolicy | None = None  # None: as it is
     write_policy: WritePolicy | None = None
     replace: bool = False  # detach what is attached, in the same operation

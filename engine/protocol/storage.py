@@ -14,6 +14,9 @@ from engine.protocol.base import Struct
 
 MAX_CONFIG_CHARS = 65_536
 ConfigText = Annotated[str, msgspec.Meta(max_length=MAX_CONFIG_CHARS)]
+SecretsName = Annotated[
+    str, msgspec.Meta(max_length=64, pattern=r"^([0-9A-Za-z_:-][0-9A-Za-z_.:-]*)?$(?!\n)")
+]
 ConfigId = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{16})?$(?!\n)")]
 
 
