@@ -173,7 +173,8 @@ class RankProcess:
     def _poll_storage(self) -> None:
         while not self._told.empty():
             self._told.get_nowait()()
-        self._storage.tick()
+        if self._participant.op is None:  # an operation has the keeper to itself
+            self._storage.tick()
 
     def _step(self, now: float) -> None:
         self._scheduler.step(now)
