@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ CLEAR, POLICIES = "clear_storage_backend", "set_cache_policies"
 SMALL = {"prefetch_threshold": 16}
 
 
-def ask(stack: Supervised, kind: str, *, key: str = "", **params: Any) -> httpx.Response:
+def ask(
+    stack: Supervised, kind: str, *, key: str = "", engine: str = "local", **params: Any
+) -> httpx.Response:
     """POST a job."""
-    body = {"engine": "local", "kind": kind, "params": params, "reason": "test"}
+    body = {"engine": engine, "kind": kind, "params": params, "reason": "test"}
     headers = {"Authorization": f"Bearer {stack.token}"}
     if key:
         headers["Idempotency-Key"] = key
@@ -113,6 +116,48 @@ def flush(stack: Supervised) -> None:
 def segments(stack: Supervised) -> list[Path]:
     """Files of the file backend."""
     return sorted((stack.dir / "kv-storage").rglob("*.seg"))
+
+
+class Rereads(threading.Thread):
+    """Traffic whose prompts come from storage again and again, from start to end of a `with`."""
+
+    def __init__(self, stack: Supervised) -> None:
+        super().__init__(daemon=True)
+        self._stack = stack
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        key = (self._stack.dir / "engine-admin-key").read_text().strip()
+        while not self._is_over.is_set():
+            for number in range(8):
+                generate(self._stack, [number, *PROMPT], 1, routed_dp_rank=number % 2)
+            httpx.post(
+                f"{self._stack.engine_base}/flush_cache",
+                params={"timeout": 20},
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=60,
+            )
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self.join()
+
+
+@contextlib.contextmanager
+def logged_in(stack: Supervised) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.base) as client:
+        client.get("/login")
+        form = {
+            "username": "admin",
+            "password": stack.password,
+            "csrfmiddlewaretoken": client.cookies["quiesce_csrf"],
+        }
+        answer = client.post("/login", data=form, headers={"Origin": stack.base})
+        assert answer.status_code == 302
+        yield client
 
 
 @dataclass

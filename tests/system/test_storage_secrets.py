@@ -32,6 +32,7 @@ from tests.system.storage_stack import (
     flush,
     from_storage,
     generate,
+    logged_in,
     undo,
     until_idle,
     valkey_store,
@@ -97,20 +98,6 @@ class Overheard:
         self._is_over = True
         self._events_thread.join()
         return b"\n".join(self.parts)
-
-
-@contextlib.contextmanager
-def logged_in(stack: Supervised) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stack.base) as client:
-        client.get("/login")
-        form = {
-            "username": "admin",
-            "password": stack.password,
-            "csrfmiddlewaretoken": client.cookies["quiesce_csrf"],
-        }
-        answer = client.post("/login", data=form, headers={"Origin": stack.base})
-        assert answer.status_code == 302
-        yield client
 
 
 def pages(stack: Supervised, jobs: list[str]) -> Iterator[tuple[str, str]]:
