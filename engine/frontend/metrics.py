@@ -22,6 +22,9 @@ _COUNTERS = {
     "flushes": ("flushes_total", "Cache flushes"),
     "hicache_backup_tokens": ("backup_tokens_total", "KV tokens copied to the host"),
     "hicache_dropped_tokens": ("backup_dropped_tokens_total", "Not copied: no room on the host"),
+    "load_back_tokens": ("load_back_tokens_total", "KV tokens copied back to the device"),
+    "hicache_host_evicted_tokens": ("host_evicted_tokens_total", "KV tokens given up on the host"),
+    "hicache_copy_errors": ("copy_errors_total", "Failed copies between device and host"),
     "empty_cache": ("empty_cache_total", "Times cached device memory was given back"),
     "kv_account_violations": ("violations_total", "Times the page account did not balance"),
 }

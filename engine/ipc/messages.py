@@ -290,6 +290,9 @@ class RankStats(Struct, frozen=True, kw_only=True):
     hit_tokens: TierTokens = TierTokens()
     backup_tokens_total: int = 0  # copied to the host
     backup_dropped_tokens_total: int = 0  # not copied: no room on the host
+    load_back_tokens_total: int = 0  # copied back to the device
+    host_evicted_tokens_total: int = 0
+    copy_errors_total: int = 0  # copies between device and host that failed
 
 
 class Report(FromRank, frozen=True, kw_only=True, tag="report"):

@@ -42,4 +42,7 @@ def _of_tiers(scheduler: Scheduler) -> dict[str, Any]:  # Any: the named fields 
         "host": host.usage(),
         "backup_tokens_total": host.backup_pages_total * size,
         "backup_dropped_tokens_total": host.dropped_pages_total * size,
+        "load_back_tokens_total": host.loaded_pages_total * size,
+        "host_evicted_tokens_total": scheduler.kv.tree.num_host_evicted_total * size,
+        "copy_errors_total": host.copy_errors_total,
     }
