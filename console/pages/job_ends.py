@@ -9,7 +9,12 @@ from django.utils.safestring import SafeString
 from console.choices import SHARED_KINDS, STORAGE_KINDS, WEIGHT_UPDATES, JobKind, Mode
 from console.models import Job
 from console.pages.job_steps import reply_number
-from console.pages.job_storage import partial_words, reasons_of, succeeded_words
+from console.pages.job_storage import (
+    partial_words,
+    reasons_of,
+    stays_words,
+    succeeded_words,
+)
 from console.pages.kinds import kind_words
 from console.selectors.jobs import job_waits
 from console.selectors.weights import Weights
@@ -55,7 +60,7 @@ def nothing_words(job: Job) -> str:
             if old
             else "every rank serves its old weights"
         )
-    return f"nothing was {kind_words(job.kind).done}"
+    return stays_words(job) or f"nothing was {kind_words(job.kind).done}"
 
 
 def _succeeded(job: Job) -> str:

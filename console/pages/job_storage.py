@@ -34,7 +34,9 @@ def succeeded_words(job: Job) -> str:
                 "one stored stays in its store; clear would have deleted it."
             )
         case JobKind.ATTACH_STORAGE_BACKEND if change and change.has_same_backend:
-            return f"{now} was attached to all {total} ranks already; it stays as it was."
+            policies = ", ".join(change.policies.values())
+            tail = f" Its policies are {policies} now." if change.policies_changed else ""
+            return f"{now} was attached to all {total} ranks already; it stays as it was.{tail}"
         case JobKind.ATTACH_STORAGE_BACKEND:
             return f"All {total} ranks write to {now} and look into it for prompts they lack."
         case JobKind.DETACH_STORAGE_BACKEND if change and change.before is None:
@@ -59,6 +61,13 @@ def reasons_of(job: Job) -> str:
     if all(f"rank {row.dp_rank}: {row.message}" in whole for row in told):
         return ""  # the engine's own sentence says it already
     return ". ".join(f"Rank {row.dp_rank}: “{row.message.rstrip('.')}”" for row in told)
+
+
+def stays_words(job: Job) -> str:
+    """What is attached still, after a switch that was not made; empty for anything else."""
+    change = Change.of(job) if job.kind == JobKind.ATTACH_STORAGE_BACKEND else None
+    before = change.before if change is not None else None
+    return f"{named(before)} stays attached" if before is not None else ""
 
 
 def partial_words(job: Job) -> str:

@@ -404,6 +404,12 @@ def test_a_failed_or_mixed_attach_names_each_rank_and_its_reason(page, ended, se
     words = flat(text_of(page, f"/jobs/{refused.pk}"))
     assert "Rank 0: “disk full”. Rank 1: “connection refused”" in words
     assert "Nothing was attached" in words
+    kept = ended(attached(), attached(), state=JobState.FAILED, ranks=("failed", "failed"))
+    assert "Valkey c41d77e0 stays attached." in flat(text_of(page, f"/jobs/{kept.pk}"))
+    policies = (CachePolicies(), CachePolicies(write_policy=WritePolicy.WRITE_BACK))
+    same = ended(attached(), attached(), policies=policies)
+    words = flat(text_of(page, f"/jobs/{same.pk}"))
+    assert "it stays as it was. Its policies are write_back, timeout now." in words
     mixed = ended(
         None,
         attached(),
