@@ -213,11 +213,12 @@ def desired_cell(view: EngineView) -> SafeString:
     good = total - len(odd_ranks(view))
     name = f"{attached.backend} · {attached.short_id}" if attached else "nothing attached"
     policies = policies_of(view.state.policies)
-    count = (
-        format_html('<span class="faint">{} of {} as desired</span>', good, total)
-        if good == total
-        else _tag("warn", "git-compare", f"{good} of {total} as desired")
-    )
+    if not view.online:
+        count: SafeString = _STALE
+    elif good == total:
+        count = format_html('<span class="faint">{} of {} as desired</span>', good, total)
+    else:
+        count = _tag("warn", "git-compare", f"{good} of {total} as desired")
     return format_html(
         'Desired <span class="mono">{}</span>{}<span class="mono">{}</span>',
         name,

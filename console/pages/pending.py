@@ -39,7 +39,7 @@ STAGING_NOTE = (
 )
 PROBING_NOTE = (
     "Nothing is held yet: each rank opens and probes the backend beside serving, in 30 s at most. "
-    "The deadline begins when all have; cancel is possible until the commit starts."
+    "{then}; cancel is possible until the commit starts."
 )
 
 FORCE_EFFECT = {
@@ -102,10 +102,24 @@ class Panel:
         return short(self.op_id)
 
     @property
+    def is_staging(self) -> bool:
+        """Its ranks prepare beside serving."""
+        return self.word == "preparing" and self.kind in STAGED_KINDS
+
+    @property
+    def heading(self) -> str:
+        """Of the panel on the job's own page."""
+        if self.end_at is not None:
+            return "Deadline"
+        if not self.is_sent:
+            return "Not sent yet"
+        is_to_come = self.is_staging and self.mode != Mode.IF_IDLE
+        return "Deadline not begun" if is_to_come else "No deadline"
+
+    @property
     def harsher(self) -> str:
         """The mode that Force takes; empty when there is none."""
-        is_staging = self.word == "preparing" and self.kind in STAGED_KINDS
-        return str(HARSHER.get(self.mode, "")) if self.waits and not is_staging else ""
+        return str(HARSHER.get(self.mode, "")) if self.waits and not self.is_staging else ""
 
     @property
     def force_effect(self) -> str:
@@ -173,7 +187,9 @@ def _note(word: str, kind: str, mode: Mode, awaited: list[int], *, waits: bool) 
     if word == "preparing" and kind in WEIGHT_UPDATES:
         return STAGING_NOTE
     if word == "preparing" and kind == JobKind.ATTACH_STORAGE_BACKEND:
-        return PROBING_NOTE
+        is_at_once = mode == Mode.IF_IDLE
+        then = "One that is busy then is a refusal" if is_at_once else "Then the deadline begins"
+        return PROBING_NOTE.format(then=then)
     if not waits:
         return "It waits for nothing: the engine carries it out at once."
     if not awaited:

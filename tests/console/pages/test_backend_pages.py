@@ -9,7 +9,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from console.choices import JobKind, JobState
+from console.choices import JobKind, JobPhase, JobState
 from console.clock import db_now
 from console.models import Job, JobRankResult
 from engine.protocol import (
@@ -360,6 +360,18 @@ def test_no_undo_once_something_else_is_attached(page, ended, with_valkey):
     with_valkey(storage=attached("file", config="", config_id="0" * 16))
     job = ended(None, attached())
     assert undo_of(page, job) is None
+
+
+def test_while_ranks_probe_no_deadline_has_begun(page, ask, engine):
+    job = ask(**FILE)
+    fields = {"state": JobState.DISPATCHED, "phase": JobPhase.PREPARING, "dispatched_at": db_now()}
+    for mode, heading, then in (
+        ("wait", "Deadline not begun", "Then the deadline begins"),
+        ("if_idle", "No deadline", "One that is busy then is a refusal"),
+    ):
+        Job.objects.filter(pk=job.pk).update(mode=mode, deadline_at=None, **fields)
+        words = flat(text_of(page, f"/jobs/{job.pk}"))
+        assert heading in words and then in words and "Extend" not in words
 
 
 def test_an_undo_is_there_before_the_engines_next_snapshot_is(page, ended, with_valkey):
