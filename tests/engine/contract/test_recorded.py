@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,8 @@ def is_out(name: str) -> bool:
 def test_each_recorded_exchange_has_exactly_one_verdict() -> None:
     for same in (SAME, scenes.SAME, storage_scenes.SAME):
         assert len(same) == len(set(same))
-    verdicts = (SAME, BETTER, STORY)
-    verdicts += (scenes.SAME, scenes.BETTER, storage_scenes.SAME, storage_scenes.BETTER)
+    told = (scenes.SAME, scenes.BETTER, storage_scenes.SAME, storage_scenes.BETTER)
+    verdicts: tuple[Collection[str], ...] = (SAME, BETTER, STORY, *told)
     for name in RECORDED:
         given = [name in names for names in verdicts]
         if not any(given):
