@@ -267,26 +267,25 @@ def test_a_soak_with_every_kind_of_trouble_loses_no_page(
     counts = {"answers": 0, "aborted": 0}
 
     def client(seed: int) -> None:
-        rng, own = random.Random(seed), httpx.Client(base_url=engine.base, timeout=60)
-        while time.monotonic() < ends and not wrong:
-            index = rng.randrange(200)
-            rid = f"soak-{seed}-{rng.randrange(10**9)}"
-            if rng.random() < 0.1:
-                threading.Timer(rng.random() * 0.2, abort, args=(rid,)).start()
-            try:
-                reply = generate(engine, asked[index], new_tokens(index), client=own, rid=rid)
-            except Exception as error:  # noqa: BLE001 - a client that fails is what is looked for
-                wrong.append(repr(error))
-                return
-            reason = reply["meta_info"]["finish_reason"]["type"]
-            if reason == "abort":
-                counts["aborted"] += 1
-                is_right = reply["output_ids"] == cacheless[index][: len(reply["output_ids"])]
-            else:
-                counts["answers"] += 1
-                is_right = reply["output_ids"] == cacheless[index]
-            if not is_right:
-                wrong.append(f"prompt {index}: {reply['output_ids']} not {cacheless[index]}")
+        rng = random.Random(seed)
+        with httpx.Client(base_url=engine.base, timeout=60) as own:
+            while time.monotonic() < ends and not wrong:
+                try:
+                    one(rng, own, f"soak-{seed}-{rng.randrange(10**9)}")
+                except Exception as error:  # noqa: BLE001 - one that fails is what is looked for
+                    wrong.append(repr(error))
+
+    def one(rng: random.Random, own: httpx.Client, rid: str) -> None:
+        index = rng.randrange(200)
+        if rng.random() < 0.1:
+            threading.Timer(rng.random() * 0.2, abort, args=(rid,)).start()
+        reply = generate(engine, asked[index], new_tokens(index), client=own, rid=rid)
+        is_aborted = reply["meta_info"]["finish_reason"]["type"] == "abort"
+        counts["aborted" if is_aborted else "answers"] += 1
+        ids = reply["output_ids"]
+        whole = cacheless[index]
+        if ids != (whole[: len(ids)] if is_aborted else whole):
+            wrong.append(f"prompt {index}: {ids} not {whole}")
 
     def abort(rid: str) -> None:
         httpx.post(f"{engine.base}/abort_request", headers=ADMIN, json={"rid": rid})
