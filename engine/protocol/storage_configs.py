@@ -360,5 +360,6 @@ def read_config(backend: StorageBackend, document: dict[str, Any]) -> StorageCon
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        text = _QUOTED.sub("a value that is none of its choices", str(error))
+        text = str(error).replace("Object missing required field", f"{backend} needs the setting")
+        text = _QUOTED.sub("a value that is none of its choices", text)
         raise ValueError(text.replace(" - at `$.", ": setting `")) from error
