@@ -39,7 +39,10 @@ function replan(wait) {
       if (side.contains(document.activeElement)) return; // someone reads it
       side.outerHTML = await answer.text();
       $("side").querySelector(`[data-cfg="${pressed}"]`)?.click();
-      say("Plan updated"); show(); gate();
+      say("Plan updated"); // What was typed before this script ran, or is put back by the browser, has no plan yet.
+const isOther = (el) => /checkbox|radio/.test(el.type) ? el.checked !== el.defaultChecked : el.type !== "select-one" && el.value !== el.defaultValue;
+addEventListener("pageshow", () => { if ([...form.elements].some(isOther)) { show(); replan(0); } });
+show(); gate();
     } catch { /* the banner says that there is no connection */ }
   }, wait);
 }

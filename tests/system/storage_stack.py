@@ -113,6 +113,15 @@ def flush(stack: Supervised) -> None:
     done(stack, "flush_cache", timeout_s=20)
 
 
+def make_bare(stack: Supervised) -> None:
+    """Nothing is attached, nothing is stored, L1 and L2 are empty."""
+    done(stack, ATTACH, backend="file", config=SMALL, replace=True)
+    until_idle(stack)
+    done(stack, CLEAR)
+    done(stack, DETACH)
+    flush(stack)
+
+
 def segments(stack: Supervised) -> list[Path]:
     """Files of the file backend."""
     return sorted((stack.dir / "kv-storage").rglob("*.seg"))

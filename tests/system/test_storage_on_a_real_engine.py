@@ -24,6 +24,7 @@ from tests.system.storage_stack import (
     flush,
     from_storage,
     generate,
+    make_bare,
     segments,
     undo,
     until_idle,
@@ -46,9 +47,8 @@ def stack(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
 
 @pytest.fixture
 def bare(stack: Supervised) -> Supervised:
-    """With nothing attached, and nothing in L1 and L2."""
-    done(stack, DETACH, timeout_s=30)
-    flush(stack)
+    """With nothing attached, and nothing stored."""
+    make_bare(stack)
     return stack
 
 

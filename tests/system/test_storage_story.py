@@ -22,8 +22,6 @@ from tests.fakes.stack import wait_until
 from tests.fakes.supervised import Supervised
 from tests.system.storage_stack import (
     ATTACH,
-    CLEAR,
-    DETACH,
     SMALL,
     Rereads,
     Store,
@@ -31,6 +29,7 @@ from tests.system.storage_stack import (
     flush,
     from_storage,
     generate,
+    make_bare,
     segments,
     until_idle,
     valkey_store,
@@ -91,11 +90,7 @@ def tab(quiesce: Supervised, chromium: Browser) -> Seat:
 @pytest.fixture
 def bare(quiesce: Supervised) -> None:
     """Nothing is attached, and nothing stored."""
-    done(quiesce, ATTACH, backend="file", config=SMALL, replace=True)
-    until_idle(quiesce)
-    done(quiesce, CLEAR)
-    done(quiesce, DETACH)
-    flush(quiesce)
+    make_bare(quiesce)
 
 
 @pytest.fixture
