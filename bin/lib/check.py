@@ -95,9 +95,7 @@ def _system_packages() -> None:
     say(f"installing Debian's {' and '.join(missing)} for tests")
     quiet = {"stdout": subprocess.DEVNULL, "check": False}
     subprocess.run(["apt-get", "update", "-q"], **quiet)
-    subprocess.run(
-        ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing], **quiet
-    )
+    subprocess.run(["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing], **quiet)
 
 
 def _env() -> dict[str, str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Callable
+from typing import Protocol
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
 
@@ -61,6 +63,34 @@ def seconds_check(text: str, errors: dict[str, str]) -> float | None:
         return seconds
     errors["timeout_s"] = f"Seconds, a number from 0 to {MAX_TIMEOUT_S:,.0f}."
     return None
+
+
+class Asking(Protocol):
+    """What every form has that asks for a job."""
+
+    reason: str
+    key: str
+    errors: dict[str, str]
+
+
+def answered(
+    request: HttpRequest,
+    form: Asking,
+    *,
+    engine: str,
+    params: JobParams,
+    again: Callable[[int], HttpResponse],
+) -> HttpResponseBase:
+    """On to the job's page; or `again`, the form with its errors. Raises EngineNotFound."""
+    answer = ask(
+        request,
+        engine=engine,
+        params=params,
+        reason=form.reason,
+        key=form.key,
+        errors=form.errors,
+    )
+    return again(answer) if isinstance(answer, int) else answer
 
 
 def ask(

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from console.choices import JobKind, Mode
 from console.clock import db_now
-from console.pages.asking import PRESETS_S, ask, uuid_read
+from console.pages.asking import PRESETS_S, answered, uuid_read
 from console.pages.backend_fields import backend_choices
 from console.pages.backend_form import MODES, PREFETCH, WRITE, BackendForm
 from console.pages.backends import settings_of
@@ -205,15 +205,13 @@ def attach(request: HttpRequest, name: str) -> HttpResponseBase:
     params = form.check()
     if params is None:
         return _form_page(request, form, view, status=422)
-    answer = ask(
+    return answered(
         request,
+        form,
         engine=name,
         params=params,
-        reason=form.reason,
-        key=form.key,
-        errors=form.errors,
+        again=lambda status: _form_page(request, form, view, status=status),
     )
-    return _form_page(request, form, view, status=answer) if isinstance(answer, int) else answer
 
 
 @sensitive_post_parameters()

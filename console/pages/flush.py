@@ -14,7 +14,14 @@ from django.views.decorators.http import require_http_methods, require_safe
 from console.choices import JobKind, Mode
 from console.clock import db_now
 from console.exceptions import EngineNotFound, Invalid
-from console.pages.asking import PRESETS_S, ask, key_read, reason_check, seconds_check, sentence
+from console.pages.asking import (
+    PRESETS_S,
+    answered,
+    key_read,
+    reason_check,
+    seconds_check,
+    sentence,
+)
 from console.pages.plan_rows import PlanPanel, stand_in
 from console.pages.shell import page, page_render
 from console.params import JobParams, params_of
@@ -124,15 +131,13 @@ def flush(request: HttpRequest) -> HttpResponseBase:
     params = form.check()
     if params is None:
         return _form_page(request, form, status=422)
-    answer = ask(
+    return answered(
         request,
+        form,
         engine=form.engine,
         params=params,
-        reason=form.reason,
-        key=form.key,
-        errors=form.errors,
+        again=lambda status: _form_page(request, form, status=status),
     )
-    return _form_page(request, form, status=answer) if isinstance(answer, int) else answer
 
 
 @page

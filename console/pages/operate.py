@@ -16,7 +16,7 @@ from console.exceptions import Conflict, Invalid, NotFound
 from console.models import Job
 from console.pages.asking import (
     PRESETS_S,
-    ask,
+    answered,
     key_read,
     reason_check,
     seconds_check,
@@ -209,15 +209,13 @@ def operate(request: HttpRequest, name: str, kind: str) -> HttpResponseBase:
     params = form.check()
     if params is None:
         return _form_page(request, form, view, status=422)
-    answer = ask(
+    return answered(
         request,
+        form,
         engine=name,
         params=params,
-        reason=form.reason,
-        key=form.key,
-        errors=form.errors,
+        again=lambda status: _form_page(request, form, view, status=status),
     )
-    return _form_page(request, form, view, status=answer) if isinstance(answer, int) else answer
 
 
 @page

@@ -9,7 +9,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from console.clock import db_now
 from console.exceptions import Conflict, EngineNotFound, NotFound
-from console.pages.asking import PRESETS_S, ask
+from console.pages.asking import PRESETS_S, answered
 from console.pages.plan_rows import PlanPanel, stand_in
 from console.pages.shell import page, page_render
 from console.pages.weights_form import MODES, SOURCES, WeightsForm, folders_of
@@ -72,15 +72,13 @@ def _answer(request: HttpRequest, form: WeightsForm, view: EngineView) -> HttpRe
     params = form.check(view)
     if params is None:
         return _form_page(request, form, view, status=422)
-    answer = ask(
+    return answered(
         request,
+        form,
         engine=form.engine,
         params=params,
-        reason=form.reason,
-        key=form.key,
-        errors=form.errors,
+        again=lambda status: _form_page(request, form, view, status=status),
     )
-    return _form_page(request, form, view, status=answer) if isinstance(answer, int) else answer
 
 
 @page

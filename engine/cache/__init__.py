@@ -1,1 +1,1 @@
-"""Which KV pages are kept and found again: token ids in, page ids out. Knows no bytes."""
+"""Which KV pages are kept and found again, on which tier: token ids in, page ids out."""

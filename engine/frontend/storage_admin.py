@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from engine.cache.storage.base import StorageError
-from engine.cache.storage.registry import problem_of
+from engine.cache.storage.registry import layout_problem, problem_of
 from engine.cache.storage.settings import SettingsFolder
 from engine.config import EngineConfig
 from engine.ipc.messages import ServingState
@@ -48,7 +48,11 @@ class StorageAdmin:
         )
         self._expected: dict[tuple[str, int], str] = {}
         self.backends = [
-            BackendView(backend=backend, problem=problem_of(backend)) for backend in StorageBackend
+            BackendView(
+                backend=backend,
+                problem=problem_of(backend) or layout_problem(backend, config.host_layout),
+            )
+            for backend in StorageBackend
         ]
         self.roots = [
             StorageRoot(label=Path(root).name, path=root) for root in config.storage_roots

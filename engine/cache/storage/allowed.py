@@ -107,7 +107,8 @@ def beneath(roots: Sequence[Path], path: str, what: str) -> Path:
     for root in roots:
         if real.is_relative_to(root.resolve()):
             return real
-    raise StorageError(f"{what} is not under an allowed storage root")
+    shown = ", ".join(map(str, roots))
+    raise StorageError(f"{what} is not under an allowed storage root ({shown})")
 
 
 def made_folder(site: Site, path: str, what: str) -> Path:

@@ -36,11 +36,22 @@ def problem_of(backend: StorageBackend) -> str:
     return ""
 
 
-def make(backend: StorageBackend, config: StorageConfig, site: Site) -> Storage:
-    """A backend, not open yet. Raises StorageError: a missing package, a layout it refuses."""
-    problem = problem_of(backend)
-    if problem:
-        raise StorageError(problem)
+def layout_problem(backend: StorageBackend, layout: HostLayout) -> str:
+    """Why this backend does not work on that host layout; nothing if it does, or cannot be told."""
+    if problem_of(backend):
+        return ""
+    kind = _kind(backend)
+    if layout in kind.layouts:
+        return ""
+    allowed = ", ".join(sorted(kind.layouts))
+    reason = f": {kind.layout_reason}" if kind.layout_reason else ""
+    return (
+        f"{backend} does not work on host layout {HostLayout(layout)}{reason}; "
+        f"start the engine with --hicache-mem-layout set to one of {allowed}"
+    )
+
+
+def _kind(backend: StorageBackend) -> type[Storage]:
     module, name, _, _ = _BACKENDS[backend]
     try:
         kind: type[Storage] = getattr(
@@ -48,11 +59,12 @@ def make(backend: StorageBackend, config: StorageConfig, site: Site) -> Storage:
         )
     except ImportError as error:  # a package that is there and does not load
         raise StorageError(f"{backend} cannot be loaded: {error}") from error
-    if site.layout not in kind.layouts:
-        allowed = ", ".join(sorted(kind.layouts))
-        reason = f": {kind.layout_reason}" if kind.layout_reason else ""
-        raise StorageError(
-            f"{backend} does not work on host layout {HostLayout(site.layout)}{reason}; "
-            f"start the engine with --hicache-mem-layout set to one of {allowed}"
-        )
-    return kind(config, site)  # type: ignore[call-arg]
+    return kind
+
+
+def make(backend: StorageBackend, config: StorageConfig, site: Site) -> Storage:
+    """A backend, not open yet. Raises StorageError: a missing package, a layout it refuses."""
+    problem = problem_of(backend) or layout_problem(backend, site.layout)
+    if problem:
+        raise StorageError(problem)
+    return _kind(backend)(config, site)  # type: ignore[call-arg]

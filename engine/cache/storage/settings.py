@@ -71,8 +71,11 @@ class SettingsFolder:
                 if rank not in names:
                     raise ValueError(f"rank_configs names {rank[:8]!r}; ranks are {names}")
             for rank in names:
-                merged = shared | ranks.get(rank, {})
-                allowed.check(read_config(backend, merged), backend, self._roots, self._endpoints)
+                try:
+                    self._check(backend, shared | ranks.get(rank, {}))
+                except (ValueError, StorageError) as error:
+                    whose = f"rank {rank}: " if rank in ranks else ""
+                    raise StorageError(f"{whose}{error}") from None
         except ValueError as error:
             raise StorageError(str(error)) from None
         config_id = self._hash({"backend": backend.value, "config": shared, "ranks": ranks})[:16]
@@ -86,6 +89,10 @@ class SettingsFolder:
             },
             config_id=config_id,
         )
+
+    def _check(self, backend: StorageBackend, document: dict[str, Any]) -> None:
+        config = read_config(backend, document)
+        allowed.check(config, backend, self._roots, self._endpoints)
 
     def has(self, config_id: str) -> bool:
         """These settings are known here."""
