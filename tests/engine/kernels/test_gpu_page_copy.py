@@ -1,7 +1,7 @@
 """The Triton page copy beside its torch reference: interpreted here, and compiled for the card.
 
 The interpreter is switched on before triton is imported, which is once a process: the test runs
-the kernel in a process of its own.
+the kernel in a process of its own. Slow, because triton is: a gigabyte to unpack.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ print("compiled")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "interprets", "says"),
     [(INTERPRETED, "1", "equal"), (COMPILED, "0", "compiled")],
