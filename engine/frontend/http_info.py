@@ -173,7 +173,7 @@ async def server_info(request: Request) -> Response:
             "hicache_storage_backend": (
                 desired.storage_backend.backend if desired.storage_backend else None
             ),
-            "storage_roots": list(config.storage_roots),
+            "storage_roots": [Path(root).name for root in config.storage_roots],
             "storage_endpoints": list(config.storage_endpoints),
             "status": "ready" if frontend.is_serving else "starting",
             "uptime_s": time.time() - _STARTED,

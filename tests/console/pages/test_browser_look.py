@@ -166,13 +166,21 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_clean(states, seats, name):
-    for one in seats:
-        one.goto(states[name])
-        one.page.wait_for_timeout(100)  # the first reading of the socket is shown
-        shot(one, name)
-        assert one.faults(status=404 if name == "not found" else 200) == []
+# Each page at one of the two sizes, the sizes in turns; the other one is a slow test.
+LOOKS = [
+    pytest.param(name, size, marks=[] if size == number % 2 else [pytest.mark.slow])
+    for number, name in enumerate(PAGES)
+    for size in range(len(SIZES))
+]
+
+
+@pytest.mark.parametrize(("name", "size"), LOOKS)
+def test_a_page_is_clean(states, seats, name, size):
+    one = seats[size]
+    one.goto(states[name])
+    one.page.wait_for_timeout(100)  # the first reading of the socket is shown
+    shot(one, name)
+    assert one.faults(status=404 if name == "not found" else 200) == []
 
 
 def shot(one: Seat, name: str) -> None:

@@ -163,7 +163,10 @@ def running(kind: type[ServedBed], folder: Path) -> Iterator[ServedBed]:
             bed.end()
 
 
-@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize(
+    "name",
+    ["valkey", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mooncake", "nixl"))],
+)
 def test_a_store_that_dies_and_comes_back_costs_hits_only(
     engine: EngineProcess, cacheless: Answers, short_dir: Path, name: str
 ) -> None:
@@ -274,7 +277,7 @@ def test_an_engine_killed_while_it_writes_segments(
     settings = {"prefetch_threshold": 16, "segment_size": 1 << 20}
     try:
         assert attach(engine, "file", settings).status_code == 200
-        for pause_s in (0.05, 0.2, 0.5):
+        for pause_s in (0.05, 0.4):
             with Load(engine, cacheless) as load:
                 time.sleep(pause_s)
                 for rank in (0, 1):

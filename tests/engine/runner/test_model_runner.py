@@ -113,8 +113,8 @@ def test_a_page_can_be_moved_as_bytes(runner_of: RunnerOf, kernels: str) -> None
     assert generate(runner, [copy], 10) == [expected]
 
 
-@both
 @pytest.mark.parametrize("layout", list(HostLayout))
+@pytest.mark.parametrize("kernels", ["cpu"])
 def test_a_page_goes_to_the_host_and_back_in_every_layout(
     runner_of: RunnerOf, kernels: str, layout: HostLayout
 ) -> None:

@@ -91,6 +91,7 @@ class NixlObjectsBed(ServedBed):
     """moto, one server for all tests that leave it alone: it takes a second to start."""
 
     needs = "nixl_cu12"
+    is_slow = True
     slots_when_full = 0  # a bucket has no end
     quick_cycles = 2
     bucket = "quiesce-test"

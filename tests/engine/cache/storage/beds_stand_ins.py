@@ -22,6 +22,7 @@ class Hf3fsBed(Bed):
     """On a stand-in for the vendor's package: there is no cluster."""
 
     stands_in = True
+    is_slow = True
     quick_cycles = 10
 
     def storage(self, dp_rank: int = 0, identity: bytes = b"", **config: object) -> Storage:
@@ -56,6 +57,7 @@ class EicBed(Bed):
     """On a stand-in for the vendor's package, which is not public."""
 
     stands_in = True
+    is_slow = True
     clears = False
     slots_when_full = 0
     quick_cycles = 10
