@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from console.choices import JobKind, Mode
@@ -201,6 +201,7 @@ TREES = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(
     st.sampled_from(["file", "valkey", "mooncake", "nixl", "aibrix", "hf3fs", "eic"]),
     st.dictionaries(
