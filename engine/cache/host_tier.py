@@ -258,6 +258,10 @@ class HostTier:
             for copy in done:
                 self._finish(copy)
 
+    def close(self) -> None:
+        """No copy is asked for any more."""
+        self._mover.close()
+
     def usage(self) -> HostUsage:
         """The account."""
         return HostUsage(

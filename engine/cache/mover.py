@@ -41,7 +41,7 @@ class Mover:
     def __init__(self, copier: Copier, wake: Callable[[], None]) -> None:
         self._copier = copier
         self._wake = wake
-        self._orders: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         self.num_under_way = 0
         threading.Thread(target=self._run, name="page mover", daemon=True).start()
@@ -72,9 +72,12 @@ class Mover:
         self.num_under_way -= 1
         return [copy, *self.finished()]
 
+    def close(self) -> None:
+        """End the thread, after what was ordered."""
+        self._orders.put(None)
+
     def _run(self) -> None:
-        while True:
-            copy = self._orders.get()
+        while (copy := self._orders.get()) is not None:
             move = self._copier.to_device if copy.is_load else self._copier.to_host
             try:
                 move(copy.sources, copy.targets)

@@ -293,6 +293,12 @@ class Tiers:
         for node in self._tree.nodes():
             node.stored_in = 0
 
+    def close(self) -> None:
+        """End all threads, those of calls under way when they come back. For tests: a rank ends
+        with its process."""
+        self.detach()
+        self.host.close()
+
     def set_policies(self, policies: CachePolicies) -> None:
         """From the next page on."""
         self.host.write_policy = policies.write_policy

@@ -20,6 +20,9 @@ from tests.fakes.storage import Script, ScriptedStorage, Shelf
 IDENTITY = b"identity-of-16-b"
 
 
+MADE: list[Tiered] = []  # by the test that runs
+
+
 class Tiered:
     """One rank. Time is real: copies and I/O run on threads of their own."""
 
@@ -44,6 +47,7 @@ class Tiered:
         self.shelf = shelf or Shelf()
         self.seen = Seen()
         self.number = 0
+        MADE.append(self)
 
     def attach(self, script: Script | None = None, **config: Any) -> ScriptedStorage:
         """Attach a store over the shelf, as after a commit."""

@@ -115,6 +115,9 @@ class Backends:
         return sum(storage.is_open for storage in self.made)
 
 
+RANKS: list[Rank] = []  # of the test that runs
+
+
 class Rank:
     """One rank process, without the process."""
 
@@ -138,6 +141,7 @@ class Rank:
         host.participant = self.machine
         self.seen = Seen()
         self.heard: list[object] = []
+        RANKS.append(self)
 
     def report(self, now: float) -> Report:
         self.machine.report_due = False
