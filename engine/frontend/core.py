@@ -104,7 +104,7 @@ class Frontend:
             alive=self._reachable,
         )
         self.sessions = WeightSessions(self.files, self.calls)
-        self.storage = StorageAdmin(config)
+        self.storage = StorageAdmin(config, self._states)
         self.operations = Operations(
             coordinator=self.coordinator,
             journal=self.journal,
@@ -384,9 +384,12 @@ class Frontend:
 
     def kept_files(self) -> set[Path]:
         """Pushed weights that a rank may have to load again, those of an open operation too."""
+        return {Path(state.weights.path) for state in self._states() if state.weights.path}
+
+    def _states(self) -> list[ServingState]:
+        """Those that a rank may have to take."""
         index = self.journal.index
-        states = [index.desired, *([index.open.old, index.open.new] if index.open else [])]
-        return {Path(state.weights.path) for state in states if state.weights.path}
+        return [index.desired, *([index.open.old, index.open.new] if index.open else [])]
 
     def _to_abort(self, operation: AbortRequests) -> tuple[int, Callable[[], None]]:
         requests, message = self.requests, operation.message

@@ -6,7 +6,7 @@ or shown from here on holds a view of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,20 @@ NOTHING_ATTACHED = "no storage backend is attached"
 class StorageAdmin:
     """One engine's. `desired` is what every rank is to have attached now."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, states: Callable[[], list[ServingState]] = list
+    ) -> None:
+        """`states` are those that a rank may have to take: their settings are kept."""
         self._config = config
+        own = (config.storage_dir, config.run_dir, config.weights_dir, config.ext_cache_dir)
         self._settings = SettingsFolder(
             Path(config.storage_dir),
             [Path(root) for root in config.storage_roots],
             config.storage_endpoints,
+            own=[Path(folder) for folder in own if folder],
+            in_use=lambda: {
+                state.storage_backend.config_id for state in states() if state.storage_backend
+            },
         )
         self._expected: dict[tuple[str, int], str] = {}
         self.backends = [

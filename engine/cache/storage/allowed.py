@@ -21,12 +21,16 @@ def check(
     backend: StorageBackend,
     roots: Sequence[Path],
     endpoints: Sequence[str],
+    own: Sequence[Path] = (),
 ) -> None:
-    """Every path and endpoint of these settings is allowed. Raises StorageError."""
+    """Every path and endpoint of these settings is allowed, and no path leads into folders that
+    are the engine's `own` for other things. Raises StorageError."""
     for field in fields_of(backend):
         value = getattr(config, field.name)
         if field.kind == "path":
-            beneath(roots, value, field.name)
+            real = beneath(roots, value, field.name)
+            if any(real.is_relative_to(each.resolve()) for each in own):
+                raise StorageError(f"{field.name} is a folder of the engine's own")
         elif field.kind == "endpoint" and value and value != NO_ENDPOINT:
             _check_endpoint(roots, endpoints, value, field.name)
 

@@ -14,6 +14,7 @@ import mmap
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -44,7 +45,16 @@ class Segment:
 
 def names(folder: int) -> list[str]:
     """Segments in a folder, oldest first."""
-    return sorted(name for name in os.listdir(folder) if SEGMENT_NAME.fullmatch(name))
+    found = [name for name in os.listdir(folder) if SEGMENT_NAME.fullmatch(name)]
+    return sorted(name for name in found if _is_file(name, folder))
+
+
+def _is_file(name: str, folder: int) -> bool:
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:  # gone meanwhile
+        return False
+    return stat.S_ISREG(found.st_mode)
 
 
 def next_name(taken: Sequence[str]) -> str:
@@ -59,9 +69,12 @@ def open_folder(name: str, parent: int) -> int:
 
 @contextlib.contextmanager
 def opened(name: str, folder: int, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A segment's descriptor, closed at the end. Raises OSError."""
-    fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+    """A segment's descriptor, closed at the end. Raises OSError, also for what is no file: opening
+    a FIFO of that name would wait for ever."""
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", name)
         yield fd
     finally:
         os.close(fd)

@@ -180,10 +180,10 @@ class NixlFiles:
 
     def clear(self, deadline: float) -> int:
         gone = 0
-        for folder in self._folder.iterdir():
+        for folder in _files_of(self._folder):
             if folder.name == _TEMPORARY or folder.is_symlink() or not folder.is_dir():
                 continue
-            for path in folder.iterdir():
+            for path in _files_of(folder):
                 if time.monotonic() > deadline:
                     raise StorageError(f"{gone} pages were cleared, then the time was over")
                 if len(path.name) == 96:
@@ -196,3 +196,11 @@ class NixlFiles:
 
     def close(self) -> None:
         self._reads = self._writes = None
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """What is in a folder; nothing when another rank, which clears too, has removed it."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []

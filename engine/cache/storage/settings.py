@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,20 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SettingsFolder:
-    """`path` is the engine's own. `roots` and `endpoints` are what settings may name."""
+    """`path` is the engine's own. `roots` and `endpoints` are what settings may name, but for
+    folders that are `own`: other things of the engine. `in_use` names settings that are needed."""
 
-    def __init__(self, path: Path, roots: Sequence[Path], endpoints: Sequence[str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        roots: Sequence[Path],
+        endpoints: Sequence[str],
+        *,
+        own: Sequence[Path] = (),
+        in_use: Callable[[], set[str]] = set,
+    ) -> None:
+        self._own = tuple(own)
+        self._in_use = in_use
         self._path = path
         self._roots = tuple(roots)
         self._endpoints = tuple(endpoints)
@@ -92,7 +103,7 @@ class SettingsFolder:
 
     def _check(self, backend: StorageBackend, document: dict[str, Any]) -> None:
         config = read_config(backend, document)
-        allowed.check(config, backend, self._roots, self._endpoints)
+        allowed.check(config, backend, self._roots, self._endpoints, self._own)
 
     def has(self, config_id: str) -> bool:
         """These settings are known here."""
@@ -197,9 +208,12 @@ class SettingsFolder:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(folder / name)
-            kept = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
-            for old in kept[:-_MAX_KEPT]:
-                old.unlink(missing_ok=True)
+            files = [path for path in folder.glob("[!.]*") if path.is_file()]
+            files.sort(key=lambda path: path.stat().st_mtime)
+            in_use = self._in_use()
+            for old in files[:-_MAX_KEPT]:
+                if old.name not in in_use:
+                    old.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"the settings cannot be kept: {error.strerror}") from error
 

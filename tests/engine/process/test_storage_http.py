@@ -212,6 +212,40 @@ def test_a_changed_config_is_refused_and_not_swallowed(engine: EngineProcess) ->
     assert status(engine)["hicache_storage_backend_extra_config"] == '{"prefetch_threshold":128}'
 
 
+def test_many_refused_attaches_leave_the_settings_in_use(engine: EngineProcess) -> None:
+    config = {"prefetch_threshold": 64}
+    attach(engine, "file", config)
+    for index in range(300):
+        other = attach(engine, "file", {"prefetch_threshold": 65, "max_size": 70_000 + index})
+        assert other.status_code == 400
+    _kill_rank(engine, 1)
+    found = status(engine)
+    assert [rank["attached"] for rank in found["ranks"]] == [True, True] and not found["drift"]
+
+
+def test_folders_of_the_engine_are_no_place_for_pages(engine: EngineProcess) -> None:
+    for name in ("storage-settings/configs", "storage-settings", "run", "weights"):
+        answer = attach(engine, "file", {"file_storage_path": str(engine.dir / name)})
+        assert answer.status_code == 400 and "engine's own" in answer.text, answer.text
+
+
+def test_what_is_no_file_is_no_segment(engine: EngineProcess) -> None:
+    folder = engine.dir / "fifos"
+    config = {"prefetch_threshold": 16, "file_storage_path": str(folder)}
+    attach(engine, "file", config)
+    first = generate(engine)
+    until_idle(engine)
+    detach(engine)
+    for rank in folder.glob("*/rank-*"):
+        os.mkfifo(rank / "0000009999-deadbeef.seg")
+        (rank / "0000009998-deadbeef.seg").mkdir()
+    done = attach(engine, "file", config)
+    assert done.status_code == 200, done.text
+    flush(engine)
+    again = generate(engine)
+    assert again["output_ids"] == first["output_ids"] and tiers(again)[2] == 592
+
+
 def test_a_busy_engine_refuses_and_nothing_changes(engine: EngineProcess) -> None:  # H01
     quiet = [generate(engine, [7, 8, index], 200)["output_ids"] for index in range(4)]
     until_idle(engine)
