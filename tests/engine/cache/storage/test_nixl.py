@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,18 @@ def test_clear_leaves_files_of_others_alone(files: NixlFilesBed) -> None:
         (folder / "notes").write_text("mine")
         assert storage.clear(soon()) == 3
         assert [path.name for path in files.folder.rglob("*") if path.is_file()] == ["notes"]
+
+
+def test_ranks_that_clear_at_once_do_not_trip_over_each_other(files: NixlFilesBed) -> None:
+    with files.opened() as one, files.opened(files.storage(dp_rank=1)) as two:
+        keys = page_keys(64, files.identity)
+        for _ in range(8):
+            for part in (keys[:32], keys[32:]):
+                assert one.batch_put(part, files.pages.sealed(part)) == [Status.OK] * 32
+            with ThreadPoolExecutor(2) as pool:
+                gone = list(pool.map(lambda storage: storage.clear(soon(10)), (one, two)))
+            assert sum(gone) == 64
+            assert not any(one.batch_exists(keys))
 
 
 def test_a_page_that_is_a_link_is_a_miss(files: NixlFilesBed, tmp_path: Path) -> None:
