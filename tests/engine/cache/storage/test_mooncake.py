@@ -50,7 +50,9 @@ def test_a_store_without_room_says_full(bed: MooncakeBed) -> None:
     found = put(bed, storage, keys)
     assert set(found) == {Status.OK, Status.FULL}
     got = storage.batch_get(keys, bed.pages.buffers(16))
-    assert got.count(Status.OK) == found.count(Status.OK)
+    # The master evicts by and by: what was kept may be gone, what was not kept is not there.
+    assert Status.OK in got
+    assert all(was is Status.OK for was, now in zip(found, got, strict=True) if now is Status.OK)
     bed.close(storage)
 
 
