@@ -78,51 +78,30 @@ def answered(
     form: Asking,
     *,
     engine: str,
-    params: JobParams,
+    params: JobParams | None,
     again: Callable[[int], HttpResponse],
 ) -> HttpResponseBase:
-    """On to the job's page; or `again`, the form with its errors. Raises EngineNotFound."""
-    answer = ask(
-        request,
-        engine=engine,
-        params=params,
-        reason=form.reason,
-        key=form.key,
-        errors=form.errors,
-    )
-    return again(answer) if isinstance(answer, int) else answer
-
-
-def ask(
-    request: HttpRequest,
-    *,
-    engine: str,
-    params: JobParams,
-    reason: str,
-    key: str,
-    errors: dict[str, str],
-) -> HttpResponseBase | int:
-    """On to the job's page; or, refused, the status with the sentence in `errors`.
-
-    Raises EngineNotFound.
-    """
+    """On to the job's page; or `again`, the form with its errors: 422 when it has no parameters to
+    send, else the refusal's status. Raises EngineNotFound."""
+    if params is None:
+        return again(422)
     try:
         asked = job_create(
             engine_name=engine,
             params=params,
-            reason=reason,
+            reason=form.reason,
             on_conflict=OnConflict.REFUSE,
             actor=actor_of(request, via=Via.UI),
-            idempotency_key=key,
+            idempotency_key=form.key,
         )
     except EngineNotFound:
         raise
     except IdempotencyMismatch as error:
-        errors["form"] = "This form has made a job already. Open that job, or a new form."
-        errors["holder"] = str(error.facts.get("job", ""))
-        return error.status
+        form.errors["form"] = "This form has made a job already. Open that job, or a new form."
+        form.errors["holder"] = str(error.facts.get("job", ""))
+        return again(error.status)
     except ConsoleError as error:
-        errors["form"] = f"Refused, nothing was sent: {error.message}."
-        errors["holder"] = str(error.facts.get("holder") or "")
-        return error.status
+        form.errors["form"] = f"Refused, nothing was sent: {error.message}."
+        form.errors["holder"] = str(error.facts.get("holder") or "")
+        return again(error.status)
     return see_other(reverse("job", args=[asked.job.pk]))

@@ -202,14 +202,11 @@ def attach(request: HttpRequest, name: str) -> HttpResponseBase:
         return _form_page(request, form, view)
     form = BackendForm.of(view, request.POST)
     _undone(request, form)
-    params = form.check()
-    if params is None:
-        return _form_page(request, form, view, status=422)
     return answered(
         request,
         form,
         engine=name,
-        params=params,
+        params=form.check(),
         again=lambda status: _form_page(request, form, view, status=status),
     )
 

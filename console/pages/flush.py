@@ -128,14 +128,11 @@ def flush(request: HttpRequest) -> HttpResponseBase:
     if request.method != "POST":
         return _form_page(request, FlushForm(engine=request.GET.get("engine", "")))
     form = FlushForm.of(request.POST.dict())
-    params = form.check()
-    if params is None:
-        return _form_page(request, form, status=422)
     return answered(
         request,
         form,
         engine=form.engine,
-        params=params,
+        params=form.check(),
         again=lambda status: _form_page(request, form, status=status),
     )
 

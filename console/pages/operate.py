@@ -206,14 +206,11 @@ def operate(request: HttpRequest, name: str, kind: str) -> HttpResponseBase:
         if wanted := request.GET.get("undo", ""):
             form.prefill(job_get(job_id=uuid_read(wanted)))
         return _form_page(request, form, view)
-    params = form.check()
-    if params is None:
-        return _form_page(request, form, view, status=422)
     return answered(
         request,
         form,
         engine=name,
-        params=params,
+        params=form.check(),
         again=lambda status: _form_page(request, form, view, status=status),
     )
 

@@ -69,14 +69,11 @@ def _form_page(
 
 def _answer(request: HttpRequest, form: WeightsForm, view: EngineView) -> HttpResponseBase:
     """A posted form: the job's page, or the form again with its errors."""
-    params = form.check(view)
-    if params is None:
-        return _form_page(request, form, view, status=422)
     return answered(
         request,
         form,
         engine=form.engine,
-        params=params,
+        params=form.check(view),
         again=lambda status: _form_page(request, form, view, status=status),
     )
 

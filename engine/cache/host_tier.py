@@ -25,7 +25,7 @@ _HITS = {WritePolicy.WRITE_THROUGH: 1, WritePolicy.WRITE_THROUGH_SELECTIVE: 2}
 
 
 class HostTier:
-    """`on_backed_up` hears of nodes that have a copy now; `on_loaded` that a load has ended."""
+    """`on_backed_up` hears of nodes that have a copy now."""
 
     def __init__(
         self, kv: KVCache, pool: HostPool, copier: Copier, wake: Callable[[], None]
@@ -74,7 +74,7 @@ class HostTier:
             self._is_wanted.discard(node)
             if node.parent is None or node.pages is None or node.host is not None or node.backup:
                 continue
-            pages = self._take(len(node.pages))
+            pages = self.take_host(len(node.pages))
             if pages is None:
                 self.dropped_pages_total += len(node.pages)
                 continue
@@ -117,7 +117,7 @@ class HostTier:
         saved: list[Node] = []
         for each in reversed(above):
             assert each.pages is not None
-            pages = self._take(len(each.pages))
+            pages = self.take_host(len(each.pages))
             if pages is None:
                 self.dropped_pages_total += len(each.pages)
                 break
@@ -195,15 +195,6 @@ class HostTier:
 
     def take_host(self, count: int) -> list[int] | None:
         """Host pages for whoever asks, evicting others; `give_host` takes them back."""
-        return self._take(count)
-
-    def give_host(self, pages: list[int], *, to_pool: bool) -> None:
-        """Pages of `take_host`: back to the pool, or handed to the tree."""
-        self.num_held -= len(pages)
-        if to_pool:
-            self.allocator.free(pages)
-
-    def _take(self, count: int) -> list[int] | None:
         short = count - self.allocator.num_free
         if short > self._tree.num_host_evictable:
             return None
@@ -213,6 +204,12 @@ class HostTier:
             return None
         self.num_held += count
         return self.allocator.allocate(count)
+
+    def give_host(self, pages: list[int], *, to_pool: bool) -> None:
+        """Pages of `take_host`: back to the pool, or handed to the tree."""
+        self.num_held -= len(pages)
+        if to_pool:
+            self.allocator.free(pages)
 
     def _orphaned(self, num_pages: int) -> None:
         self.num_held += num_pages

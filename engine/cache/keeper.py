@@ -81,8 +81,16 @@ class StorageKeeper:
         """What this rank has attached, or would have if it could be opened."""
         if self._missing is not None:
             return self._missing.view
-        attached = self._tiers.attached if self._tiers is not None else None
-        return attached.view if attached is not None else None
+        return self._attached.view if self._attached is not None else None
+
+    @property
+    def _attached(self) -> Opened | None:
+        return self._tiers.attached if self._tiers is not None else None
+
+    @property
+    def is_missing(self) -> bool:
+        """This rank serves without the backend that it is to have."""
+        return self._missing is not None
 
     @property
     def is_possible(self) -> bool:
@@ -104,8 +112,7 @@ class StorageKeeper:
                 last_error=missing.error,
                 last_error_age_s=max(0.0, self._clock() - missing.failed_at),
             )
-        attached = self._tiers.attached if self._tiers is not None else None
-        return attached.report(self._clock()) if attached is not None else None
+        return self._attached.report(self._clock()) if self._attached is not None else None
 
     # ---- an operation ------------------------------------------------------------------------
 
@@ -198,15 +205,13 @@ class StorageKeeper:
 
     def clear(self) -> int:
         """Delete what this engine keeps there; returns how many pages. Raises StorageError."""
-        attached = self._tiers.attached if self._tiers is not None else None
-        if attached is None:
+        if self._tiers is None or self._attached is None:
             raise StorageError("no storage backend is attached")
-        guard = attached.guard
+        guard = self._attached.guard
         try:
             count = guard.storage.clear(time.monotonic() + CLEAR_S)
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
             raise StorageError(guard.masked(str(error)) or type(error).__name__) from None
-        assert self._tiers is not None
         self._tiers.forget_stored()
         return count
 
@@ -275,12 +280,6 @@ class _Missing:
 
 def _closed(opened: Opened) -> None:
     deadline = time.monotonic() + CLOSE_S
-    if opened.worker is not None:
-        abandoned = opened.worker.close(deadline)
-        if abandoned:
-            log.warning("storage backend left open", backend=opened.view.backend, why=abandoned)
-        return
-    try:
-        opened.guard.storage.close(deadline)
-    except Exception as error:  # noqa: BLE001 - a backend may raise anything
-        log.warning("closing a backend failed", reason=opened.guard.masked(str(error)))
+    why = (opened.worker or opened.guard).close(deadline)
+    if why:
+        log.warning("storage backend left open", backend=opened.view.backend, why=why)

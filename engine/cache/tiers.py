@@ -34,7 +34,6 @@ class Tiers:
         self.host = HostTier(kv, pool, copier, wake)
         self.prefetch_policy = PrefetchPolicy.TIMEOUT
         self.attached: Opened | None = None
-        self._kv = kv
         self._tree = kv.tree
         self._wake = wake
         self._num_attachments = 0
@@ -107,9 +106,10 @@ class Tiers:
         missing = whole - start
         if missing * size < max(opened.config.prefetch_threshold, size):
             return None
-        before = self._hash_before(match.path, namespace)
+        above = match.path[-1] if match.path else None
+        before = self._hashes(above)[-1] if above is not None else self._seed(namespace)
         tokens = self._tree.key_of(token_ids[: whole * size])
-        mark = keys.fingerprint(opened.identity, namespace.partition(":")[0])
+        mark = _mark(opened, namespace)
         room = int(self.host.pool.num_pages * _FETCH_SHARE) - self._fetched_pages()
         wanted = []
         for page in range(start, min(whole, start + max(0, room))):
@@ -124,7 +124,7 @@ class Tiers:
         if pages is None:
             return None
         until = wait_until(opened.config, self.prefetch_policy, len(wanted) * size, now)
-        get = Get(wanted, pages, prefix=self._prefix(opened, match.path, mark))
+        get = Get(wanted, pages, prefix=self._prefix(opened, above))
         prefix = token_ids[: (start + len(wanted)) * size]
         fetch = Fetch(get, prefix, start, namespace, now, until)
         self._fetches[wanted[0]] = fetch
@@ -199,27 +199,29 @@ class Tiers:
         wanted, pages, parts = [], list[int](), {}
         for node in nodes:
             assert node.host is not None
-            mark = keys.fingerprint(opened.identity, node.namespace.partition(":")[0])
-            wanted += [keys.page_key(mark, each) for each in self._hashes(node)]
+            wanted += self._keys(opened, node)
             pages += node.host
             parts[node] = list(node.host)
             self._tree.lock_host(node)
         transfer = Transfer(parts)
         for node in nodes:
             node.put = transfer
-        above, walk = list[Node](), nodes[0].parent
-        while walk is not None and walk.parent is not None:
-            above.append(walk)
-            walk = walk.parent
-        mark = keys.fingerprint(opened.identity, nodes[0].namespace.partition(":")[0])
-        prefix = self._prefix(opened, above[::-1], mark)
+        prefix = self._prefix(opened, nodes[0].parent)
         return Put(transfer, wanted, pages, number=opened.number, prefix=prefix)
 
-    def _prefix(self, opened: Opened, path: Sequence[Node], mark: bytes) -> list[bytes] | None:
-        """Keys of these nodes' pages, where the backend wants to be told."""
+    def _keys(self, opened: Opened, node: Node) -> list[bytes]:
+        mark = _mark(opened, node.namespace)
+        return [keys.page_key(mark, each) for each in self._hashes(node)]
+
+    def _prefix(self, opened: Opened, last: Node | None) -> list[bytes] | None:
+        """Keys of all pages down to this node's, where the backend wants to be told."""
         if not opened.config.hicache_storage_pass_prefix_keys:
             return None
-        return [keys.page_key(mark, each) for node in path for each in self._hashes(node)]
+        path: list[Node] = []
+        while last is not None and last.parent is not None:
+            path.append(last)
+            last = last.parent
+        return [key for node in reversed(path) for key in self._keys(opened, node)]
 
     def _put_ended(self, put: Put) -> None:
         for node, pages in put.transfer.parts.items():
@@ -250,9 +252,6 @@ class Tiers:
                 each.hashes.append(before)
         assert node.hashes is not None
         return node.hashes
-
-    def _hash_before(self, path: Sequence[Node], namespace: str) -> bytes:
-        return self._hashes(path[-1])[-1] if path else self._seed(namespace)
 
     def _seed(self, namespace: str) -> bytes:
         return keys.seed(namespace.partition(":")[2])
@@ -309,7 +308,7 @@ class Tiers:
     def poll(self) -> None:
         """Take note of what has ended, and begin what is wanted."""
         self.host.poll()
-        attached = self.attached.worker if self.attached is not None else None
+        attached = self._worker
         for worker in [*self._leaving, *([attached] if attached is not None else [])]:
             for transfer in worker.ended():
                 self._ended(transfer)
@@ -335,24 +334,26 @@ class Tiers:
         self.host.settle()
         self._to_store.clear()
         self._is_to_store.clear()
-        worker = self.attached.worker if self.attached is not None else None
-        if worker is not None:
-            worker.give_up()
+        if self._worker is not None:
+            self._worker.give_up()
         for fetch in self._fetches.values():
             self._take_fetched(fetch)
 
     # ---- questions ---------------------------------------------------------------------------
 
     @property
+    def _worker(self) -> StorageWorker | None:
+        return self.attached.worker if self.attached is not None else None
+
+    @property
     def num_prefetches(self) -> int:
         """Reads from storage that a request may wait for."""
-        return self.attached.worker.num_gets if self.attached and self.attached.worker else 0
+        return self._worker.num_gets if self._worker is not None else 0
 
     @property
     def num_storage_backups(self) -> int:
         """Nodes that wait for storage, or go there now."""
-        worker = self.attached.worker if self.attached else None
-        return len(self._to_store) + (worker.num_puts if worker else 0)
+        return len(self._to_store) + (self._worker.num_puts if self._worker is not None else 0)
 
     def violation(self) -> str:
         """What is wrong with the host's account, or nothing."""
@@ -361,5 +362,9 @@ class Tiers:
     @property
     def uses_storage(self) -> bool:
         """Some call to a backend has host pages, be it one that was given up."""
-        worker = self.attached.worker if self.attached else None
-        return bool(self._leaving) or (worker is not None and worker.is_busy)
+        return bool(self._leaving) or (self._worker is not None and self._worker.is_busy)
+
+
+def _mark(opened: Opened, namespace: str) -> bytes:
+    """What keys begin with, for pages of these weights."""
+    return keys.fingerprint(opened.identity, namespace.partition(":")[0])

@@ -6,28 +6,28 @@ of a busy engine adds which places are busy.
 
 from __future__ import annotations
 
-import uuid
 from typing import Annotated
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.frontend.core import Frontend
 from engine.frontend.http_errors import HTTPError, json_response
-from engine.frontend.http_json import convert, read_body, read_json
+from engine.frontend.http_json import read_body, read_json
 from engine.frontend.http_operation import (
     STATUS,
     Options,
     answered,
+    op_id_of,
     operation_error,
+    options_of,
     result_json,
+    run,
     view_json,
-    wait,
+    wants_json,
 )
-from engine.frontend.query import flag, no_others, number, one
+from engine.frontend.query import flag, no_others
 from engine.protocol import (
-    MAX_TIMEOUT_S,
     ErrorCode,
     FlushCache,
     Mode,
@@ -36,7 +36,6 @@ from engine.protocol import (
     ProtocolError,
     Repair,
 )
-from engine.protocol.types import OperationId
 
 MAX_REPAIR_S = 600.0
 FLUSHED = (
@@ -48,33 +47,14 @@ FLUSH_PENDING = "Another flush_cache is already in progress."
 FLUSH_TIMED_OUT = "Timed out waiting for idle state."
 
 
-def wants_json(request: Request) -> bool:
-    """The caller asked for every rank's result."""
-    return "application/json" in request.headers.get("accept", "")
-
-
 async def flush_cache(request: Request) -> Response:
     """GET or POST /flush_cache?timeout=&mode=&empty_cache=&op_id="""
-    frontend: Frontend = request.app.state.frontend
-    query = request.query_params
-    no_others(query, {"timeout", "mode", "empty_cache", "op_id"})
-    timeout_s = number(query, "timeout", default=0.0, low=0.0, high=MAX_TIMEOUT_S)
-    mode = one(query, "mode", default=Mode.WAIT, choices=Mode)
-    empty_cache = flag(query, "empty_cache", default=True)
-    op_id = query.get("op_id") or None
-    if op_id is not None:
-        convert({"op_id": op_id}, _Id, {})
+    options = options_of(request, {"empty_cache"})
+    operation = FlushCache(empty_cache=flag(request.query_params, "empty_cache", default=True))
     try:
-        follower = frontend.operations.submit(
-            op_id=op_id or f"http-{uuid.uuid4()}",
-            operation=FlushCache(empty_cache=empty_cache),
-            mode=Mode(mode),
-            timeout_s=timeout_s,
-            requested_by="http",
-        )
+        result = await run(request, operation, options)
     except ProtocolError as error:
         return _refused(request, error)
-    result = await wait(request, frontend, follower, is_owned=op_id is None)
     if result is None:
         return Response(status_code=499)  # nobody is left to read it
     return _flush_answer(request, result)
@@ -99,8 +79,7 @@ def _refused(request: Request, error: ProtocolError) -> Response:
         return operation_error(error)
     if error.code is ErrorCode.OPERATION_PENDING:
         return Response(FLUSH_PENDING, 400)
-    status = 400 if error.code is ErrorCode.INVALID_ARGUMENT else STATUS.get(error.code, 503)
-    return Response(FLUSH_FAILED + error.message + "\n", status)
+    return Response(FLUSH_FAILED + error.message + "\n", STATUS.get(error.code, 503))
 
 
 # ---- pending operations ----------------------------------------------------------------------
@@ -154,15 +133,8 @@ async def repair(request: Request) -> Response:
     """POST /operations/repair: bring every living rank to the desired state."""
     await read_body(request)
     no_others(request.query_params, {"op_id"})
-    op_id = request.query_params.get("op_id") or None
-    if op_id is not None:
-        convert({"op_id": op_id}, _Id, {})
-    options = Options(timeout=MAX_REPAIR_S, mode=Mode.WAIT, op_id=op_id)
+    options = Options(timeout=MAX_REPAIR_S, mode=Mode.WAIT, op_id=op_id_of(request))
     return await answered(request, Repair(), options, "every living rank serves what is desired")
-
-
-class _Id(msgspec.Struct):
-    op_id: OperationId  # the control socket's rule
 
 
 class _Extend(msgspec.Struct, forbid_unknown_fields=True):

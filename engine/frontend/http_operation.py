@@ -6,7 +6,7 @@ An operation without an id of its own ends with its caller, as long as nothing i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import msgspec
@@ -15,7 +15,9 @@ from starlette.responses import Response
 
 from engine.frontend.core import Frontend
 from engine.frontend.http_errors import json_response
+from engine.frontend.http_json import convert
 from engine.frontend.operations import Follower
+from engine.frontend.query import no_others, number, one
 from engine.frontend.streams import unless_gone
 from engine.protocol import (
     MAX_TIMEOUT_S,
@@ -48,8 +50,42 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     op_id: OperationId | None = None
 
 
+class _Id(msgspec.Struct):
+    op_id: OperationId  # the control socket's rule
+
+
+def options_of(request: Request, more: Collection[str] = ()) -> Options:
+    """The same from the query of a route without a body; `more` are its other parameters. Raises
+    HTTPError."""
+    query = request.query_params
+    no_others(query, {"timeout", "mode", "op_id", *more})
+    return Options(
+        timeout=number(query, "timeout", default=0.0, low=0.0, high=MAX_TIMEOUT_S),
+        mode=Mode(one(query, "mode", default=Mode.WAIT, choices=Mode)),
+        op_id=op_id_of(request),
+    )
+
+
+def op_id_of(request: Request) -> str | None:
+    """The operation's id from the query, if it names one. Raises HTTPError."""
+    op_id = request.query_params.get("op_id") or None
+    return None if op_id is None else convert({"op_id": op_id}, _Id, {}).op_id
+
+
+def wants_json(request: Request) -> bool:
+    """The caller asked for every rank's result."""
+    return "application/json" in request.headers.get("accept", "")
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 async def run(
-    request: Request, operation: Operation, options: Options, begun: Callable[[], None]
+    request: Request,
+    operation: Operation,
+    options: Options,
+    begun: Callable[[], None] = _nothing,
 ) -> OperationResult | None:
     """Submit and wait; None when the caller left first. Raises ProtocolError.
 
@@ -65,10 +101,10 @@ async def run(
     )
     if frontend.operations.operation_of(follower.op_id) is operation:
         begun()
-    return await wait(request, frontend, follower, is_owned=options.op_id is None)
+    return await _wait(request, frontend, follower, is_owned=options.op_id is None)
 
 
-async def wait(
+async def _wait(
     request: Request, frontend: Frontend, follower: Follower, *, is_owned: bool
 ) -> OperationResult | None:
     """The result; None when the caller left first (an operation without an id ends with it)."""
@@ -84,10 +120,6 @@ def _cancel_if_possible(frontend: Frontend, op_id: str) -> None:
     except ProtocolError as error:
         if error.code not in (ErrorCode.NOT_CANCELLABLE, ErrorCode.UNKNOWN_OPERATION):
             raise
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""
 
 
 async def answered(

@@ -5,7 +5,6 @@ Every reply of a change is about all ranks; with `Accept: application/json` it l
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -15,25 +14,23 @@ from starlette.responses import Response
 
 from engine.config import EngineConfig
 from engine.frontend.core import Frontend
-from engine.frontend.http_admin import wants_json
 from engine.frontend.http_errors import HTTPError, json_response
-from engine.frontend.http_json import convert, read_json
+from engine.frontend.http_json import read_json
 from engine.frontend.http_operation import (
     STATUS,
     Options,
     operation_error,
+    options_of,
     result_json,
-    wait,
+    run,
+    wants_json,
 )
 from engine.frontend.outcomes import NOT_IDLE
-from engine.frontend.query import flag, no_others, number, one
+from engine.frontend.query import flag
 from engine.protocol import (
-    MAX_TIMEOUT_S,
     AttachStorage,
     ClearStorage,
     DetachStorage,
-    ErrorCode,
-    Mode,
     Operation,
     OperationResult,
     Outcome,
@@ -45,7 +42,6 @@ from engine.protocol import (
     WritePolicy,
 )
 from engine.protocol.storage import ConfigText
-from engine.protocol.types import OperationId
 
 NO_ADMIN_KEY = (
     "This endpoint requires admin API key, but this server was started without one "
@@ -69,10 +65,6 @@ class _Attach(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hicache_write_policy: WritePolicy | None = None
     rank_configs: dict[str, dict[str, Any]] = {}  # DP rank → settings laid over the config
     replace: bool = False
-
-
-class _Id(msgspec.Struct):
-    op_id: OperationId
 
 
 def _refuse_without_key(config: EngineConfig) -> Response | None:
@@ -115,7 +107,7 @@ async def detach(request: Request) -> Response:
     refused = _refuse_without_key(request.app.state.frontend.config)
     if refused is not None:
         return refused
-    options = _options(request, {"force"})
+    options = options_of(request, {"force"})
     operation = DetachStorage(force=flag(request.query_params, "force", default=False))
     texts = (DETACHED, NOT_DETACHED, "detach")
     return await _answered(request, operation, options, texts, lambda _: DETACH_DONE)
@@ -127,20 +119,7 @@ async def clear(request: Request) -> Response:
     if refused is not None:
         return refused
     texts = (CLEARED, NOT_CLEARED, "clear")
-    return await _answered(request, ClearStorage(), _options(request, set()), texts, lambda _: "")
-
-
-def _options(request: Request, more: set[str]) -> Options:
-    query = request.query_params
-    no_others(query, {"timeout", "mode", "op_id", *more})
-    op_id = query.get("op_id") or None
-    if op_id is not None:
-        convert({"op_id": op_id}, _Id, {})
-    return Options(
-        timeout=number(query, "timeout", default=0.0, low=0.0, high=MAX_TIMEOUT_S),
-        mode=Mode(one(query, "mode", default=Mode.WAIT, choices=Mode)),
-        op_id=op_id,
-    )
+    return await _answered(request, ClearStorage(), options_of(request), texts, lambda _: "")
 
 
 # ---- replies ---------------------------------------------------------------------------------
@@ -153,23 +132,13 @@ async def _answered(
     texts: tuple[str, str, str],
     done: Callable[[OperationResult], str],
 ) -> Response:
-    frontend: Frontend = request.app.state.frontend
     good, bad, verb = texts
     try:
-        follower = frontend.operations.submit(
-            op_id=options.op_id or f"http-{uuid.uuid4()}",
-            operation=operation,
-            mode=options.mode,
-            timeout_s=options.timeout,
-            requested_by="http",
-        )
+        result = await run(request, operation, options)
     except ProtocolError as error:
         if wants_json(request):
             return operation_error(error)
-        is_invalid = error.code is ErrorCode.INVALID_ARGUMENT
-        status = 400 if is_invalid else STATUS.get(error.code, 503)
-        return Response(f"{bad}{error.message}\n", status)
-    result = await wait(request, frontend, follower, is_owned=options.op_id is None)
+        return Response(f"{bad}{error.message}\n", STATUS.get(error.code, 503))
     if result is None:
         return Response(status_code=499)  # nobody is left to read it
     ok = result.outcome is Outcome.SUCCEEDED

@@ -145,8 +145,9 @@ class ResumeMemory(Struct, frozen=True, kw_only=True, tag="resume_memory"):
 
 
 class AttachStorage(Struct, frozen=True, kw_only=True, tag="attach_storage"):
-    """Give every rank an L3. The same backend with the same settings changes policies only;
-    another backend, or other settings, are refused unless `replace` is set."""
+    """Give every rank an L3. The same backend with the same settings is opened where a rank lacks
+    it, and changes policies; another backend, or other settings, are refused unless `replace` is
+    set."""
 
     backend: StorageBackend
     config: ConfigText = ""  # a JSON object; "" for none, or for what is attached now

@@ -206,7 +206,7 @@ class RankHost:
             case ResumeMemory():
                 self._resume(operation.tags)
             case AttachStorage() | DetachStorage() | SetCachePolicies():
-                self._commit_tiers(new)
+                self._commit_tiers(operation, new)
             case ClearStorage():
                 self._clear_storage()
             case AbortRequests() | Repair():
@@ -234,10 +234,13 @@ class RankHost:
             ) from error
 
     def _attaches(self, new: ServingState) -> bool:
-        return new.storage_backend is not None and self._storage.view != new.storage_backend
+        """A backend is to be opened: another one, or the same where this rank lacks it."""
+        wanted = new.storage_backend
+        return wanted is not None and (self._storage.view != wanted or self._storage.is_missing)
 
-    def _commit_tiers(self, new: ServingState) -> None:
-        if self._storage.view != new.storage_backend:
+    def _commit_tiers(self, operation: Operation, new: ServingState) -> None:
+        is_opened = isinstance(operation, AttachStorage) and self._attaches(new)
+        if is_opened or self._storage.view != new.storage_backend:
             try:
                 self._storage.commit(new.storage_backend)
             except StorageError as error:

@@ -24,7 +24,7 @@ sys.path[0] = str(ROOT)  # not this folder: here `engine` would be the other ben
 
 from engine.models.gguf import convert, find_packaged_gguf  # noqa: E402
 from tests.bench.engine import CACHE, write  # noqa: E402
-from tests.fakes.supervised import Supervised  # noqa: E402
+from tests.fakes.supervised import Supervised, supervised  # noqa: E402
 
 PAUSE_S = 0.15  # between jobs: a socket may send twenty messages a second
 TERMINAL = ("succeeded", "failed", "partial", "expired", "cancelled", "interrupted")
@@ -98,12 +98,8 @@ def main() -> None:
     assert gguf is not None
     (CACHE / "ext").mkdir(parents=True, exist_ok=True)
     convert(gguf, CACHE / "smollm2", lambda phrase, share: None)
-    stack = Supervised(CACHE / "smollm2", CACHE / "ext", "--dp-size", "2")
-    try:
-        stack.start()
+    with supervised(CACHE / "smollm2", CACHE / "ext", "--dp-size", "2") as stack:
         took = asyncio.run(measure(stack, args.jobs))
-    finally:
-        stack.remove()
     p50, p99 = took[len(took) // 2], took[min(len(took) - 1, int(len(took) * 0.99))]
     text = (
         f"{datetime.now(UTC):%Y-%m-%d}, {len(took)} jobs one after another, SQLite, embedded "

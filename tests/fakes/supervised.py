@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,6 +20,19 @@ import psutil
 from tests.fakes.stack import free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def supervised(
+    model: Path, kernels: Path, *flags: str, env: dict[str, str] | None = None
+) -> Iterator[Supervised]:
+    """A started stack, removed at the end, however it ends."""
+    stack = Supervised(model, kernels, *flags, env=env)
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.remove()
 
 
 class Supervised:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.fakes.engine_process import Background
 from tests.fakes.stack import wait_until
-from tests.fakes.supervised import Supervised
+from tests.fakes.supervised import Supervised, supervised
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 LONG = "The quick brown fox jumps over the lazy dog. " * 32
@@ -23,12 +23,8 @@ LONG = "The quick brown fox jumps over the lazy dog. " * 32
 
 @pytest.fixture(scope="module")
 def stack(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
-    stack = Supervised(smollm2_dir, cpu_ext_dir, "--dtype", "float32")
-    try:
-        stack.start()
+    with supervised(smollm2_dir, cpu_ext_dir, "--dtype", "float32") as stack:
         yield stack
-    finally:
-        stack.remove()
 
 
 def generate(stack: Supervised, prompt: str, max_new: int, **sampling: Any) -> dict[str, Any]:

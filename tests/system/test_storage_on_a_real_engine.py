@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.stack import wait_until
-from tests.fakes.supervised import Supervised
+from tests.fakes.supervised import Supervised, supervised
 from tests.system.storage_stack import (
     ATTACH,
     CLEAR,
@@ -37,12 +37,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def stack(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
-    stack = Supervised(smollm2_dir, cpu_ext_dir, "--dp-size", "2")
-    try:
-        stack.start()
+    with supervised(smollm2_dir, cpu_ext_dir, "--dp-size", "2") as stack:
         yield stack
-    finally:
-        stack.remove()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import redis
 import zmq
 
 from tests.fakes.stack import wait_until
-from tests.fakes.supervised import Supervised
+from tests.fakes.supervised import Supervised, supervised
 from tests.system.storage_stack import (
     ATTACH,
     DETACH,
@@ -45,12 +45,8 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def stack(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
     debug = {"QUIESCE_LOG_LEVEL": "DEBUG"}
-    stack = Supervised(smollm2_dir, cpu_ext_dir, "--dp-size", "2", env=debug)
-    try:
-        stack.start()
+    with supervised(smollm2_dir, cpu_ext_dir, "--dp-size", "2", env=debug) as stack:
         yield stack
-    finally:
-        stack.remove()
 
 
 @pytest.fixture(scope="module")

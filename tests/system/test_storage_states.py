@@ -16,7 +16,7 @@ import pytest
 from tests.console.pages.test_states import flat
 from tests.fakes.engine_process import EngineProcess
 from tests.fakes.stack import wait_until
-from tests.fakes.supervised import ROOT, Supervised
+from tests.fakes.supervised import ROOT, Supervised, supervised
 from tests.system.storage_stack import (
     ATTACH,
     CLEAR,
@@ -38,12 +38,8 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def stack(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
-    stack = Supervised(smollm2_dir, cpu_ext_dir, "--dp-size", "2")
-    try:
-        stack.start()
+    with supervised(smollm2_dir, cpu_ext_dir, "--dp-size", "2") as stack:
         yield stack
-    finally:
-        stack.remove()
 
 
 def words(stack: Supervised, path: str) -> str:

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser
 
 from tests.console.pages.chromium import SIZES, Seat, browser, seat, until
 from tests.fakes.stack import wait_until
-from tests.fakes.supervised import Supervised
+from tests.fakes.supervised import Supervised, supervised
 from tests.system.storage_stack import (
     ATTACH,
     SMALL,
@@ -62,12 +62,8 @@ def models(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def quiesce(models: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
-    made = Supervised(models / "smollm2", cpu_ext_dir, "--dp-size", "2")
-    try:
-        made.start()
+    with supervised(models / "smollm2", cpu_ext_dir, "--dp-size", "2") as made:
         yield made
-    finally:
-        made.remove()
 
 
 @pytest.fixture(scope="module")

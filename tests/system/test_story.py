@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.console.pages.chromium import SIZES, Seat, browser, seat, until
-from tests.fakes.supervised import Supervised
+from tests.fakes.supervised import Supervised, supervised
 
 pytestmark = [pytest.mark.system, pytest.mark.browser]
 
@@ -35,12 +35,8 @@ def prompt() -> str:
 
 @pytest.fixture(scope="module")
 def quiesce(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
-    made = Supervised(smollm2_dir, cpu_ext_dir, "--dp-size", "2")
-    try:
-        made.start()
+    with supervised(smollm2_dir, cpu_ext_dir, "--dp-size", "2") as made:
         yield made
-    finally:
-        made.remove()
 
 
 @pytest.fixture(scope="module")

@@ -18,19 +18,15 @@ import psutil
 import pytest
 
 from tests.fakes.stack import free_port, wait_until
-from tests.fakes.supervised import ROOT, Supervised
+from tests.fakes.supervised import ROOT, Supervised, supervised
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def shared(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
-    stack = Supervised(smollm2_dir, cpu_ext_dir)
-    try:
-        stack.start()
+    with supervised(smollm2_dir, cpu_ext_dir) as stack:
         yield stack
-    finally:
-        stack.remove()
 
 
 def gone(processes: list[psutil.Process]) -> list[str]:
@@ -120,9 +116,7 @@ def test_a_second_supervisor_of_one_folder_is_refused(shared: Supervised) -> Non
 def test_ctrl_c_stops_all_in_order_and_a_second_start_is_quick(
     smollm2_dir: Path, cpu_ext_dir: Path
 ) -> None:
-    stack = Supervised(smollm2_dir, cpu_ext_dir)
-    try:
-        stack.start()
+    with supervised(smollm2_dir, cpu_ext_dir) as stack:
         before = (stack.dir / "admin-token").read_text()
         processes = stack.descendants()
         assert stack.stop(signal.SIGINT) == 0
@@ -136,14 +130,10 @@ def test_ctrl_c_stops_all_in_order_and_a_second_start_is_quick(
         os.kill(stack.process.pid, signal.SIGKILL)
         stack.process.wait()
         wait_until(lambda: gone(processes) == [], 10)
-    finally:
-        stack.remove()
 
 
 def test_five_deaths_in_a_minute_end_everything(smollm2_dir: Path, cpu_ext_dir: Path) -> None:
-    stack = Supervised(smollm2_dir, cpu_ext_dir, "--no-engine")
-    try:
-        stack.start()
+    with supervised(smollm2_dir, cpu_ext_dir, "--no-engine") as stack:
         processes = stack.descendants()
         assert stack.process is not None
         deadline = time.monotonic() + 60
@@ -155,8 +145,6 @@ def test_five_deaths_in_a_minute_end_everything(smollm2_dir: Path, cpu_ext_dir: 
         assert stack.process.wait(30) != 0
         assert "relay ended" in stack.output
         assert gone(processes) == []
-    finally:
-        stack.remove()
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.supervised import Supervised
+from tests.fakes.supervised import Supervised, supervised
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 PROMPT = "The capital of France is"
@@ -42,12 +42,8 @@ def models(tmp_path_factory, smollm2_dir: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(models: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
-    stack = Supervised(models / "one", cpu_ext_dir, "--dtype", "float32")
-    try:
-        stack.start()
+    with supervised(models / "one", cpu_ext_dir, "--dtype", "float32") as stack:
         yield stack
-    finally:
-        stack.remove()
 
 
 def generate(stack: Supervised) -> str:

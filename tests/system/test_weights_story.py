@@ -23,7 +23,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.console.pages.chromium import SIZES, Seat, browser, seat, until
-from tests.fakes.supervised import Supervised
+from tests.fakes.supervised import Supervised, supervised
 
 pytestmark = [
     pytest.mark.system,
@@ -58,12 +58,8 @@ def pirate(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def quiesce(pirate: Path, smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
-    made = Supervised(pirate / smollm2_dir.name, cpu_ext_dir, "--dp-size", "2")
-    try:
-        made.start()
+    with supervised(pirate / smollm2_dir.name, cpu_ext_dir, "--dp-size", "2") as made:
         yield made
-    finally:
-        made.remove()
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,25 @@ class _Held:
         self.users: list[FileStorage] = []
 
 
-_HELD: dict[tuple[int, int], _Held] = {}  # by device and inode of the folder
-_HOLDING = threading.Lock()
+class _Spot:
+    """Where a folder is held, if it is. One is opened or closed at a time; another folder on a disk
+    that hangs is not waited for."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.held: _Held | None = None
+
+    @contextlib.contextmanager
+    def taken(self, deadline: float) -> Iterator[None]:
+        if not self.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise StorageError("the folder was being opened or closed for all of the time")
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+
+_SPOTS: dict[tuple[int, int], _Spot] = {}  # by device and inode of the folder
 
 
 class FileStorage(Storage):
@@ -51,7 +68,7 @@ class FileStorage(Storage):
         self._model_folder = self._folder = -1
         self._direct = 0
         self._held: _Held | None = None
-        self._place = (0, 0)
+        self._spot = _Spot()
 
     def open(self, deadline: float) -> None:
         if self._site.record_bytes > self._config.max_size:
@@ -62,8 +79,9 @@ class FileStorage(Storage):
         try:
             self._open_folders(str(root))
             found = os.fstat(self._folder)
-            with _HOLDING:
-                self._hold((found.st_dev, found.st_ino), deadline)
+            spot = _SPOTS.setdefault((found.st_dev, found.st_ino), _Spot())
+            with spot.taken(deadline):
+                self._hold(spot, deadline)
         except OSError as error:
             self.close(deadline)
             raise StorageError(f"{self._shown} cannot be used: {error.strerror}") from error
@@ -71,17 +89,17 @@ class FileStorage(Storage):
             self.close(deadline)
             raise
 
-    def _hold(self, place: tuple[int, int], deadline: float) -> None:
-        held = _HELD.get(place)
+    def _hold(self, spot: _Spot, deadline: float) -> None:
+        held = spot.held
         if held is None:
             self._lock()
             self._direct = file_segments.direct_flag(self._folder, self._config.direct_io)
             writer = self._load(deadline)
-            held = _HELD[place] = _Held(self._fds, self._index, writer, self._direct)
+            held = spot.held = _Held(self._fds, self._index, writer, self._direct)
         else:
             self._close_files()
         held.users.append(self)
-        self._held, self._place = held, place
+        self._held, self._spot = held, spot
         self._fds, self._writing = held.fds, held.writing
         self._index, self._writer, self._direct = held.index, held.writer, held.direct
         self._model_folder, self._folder = held.fds[1:3]
@@ -258,18 +276,19 @@ class FileStorage(Storage):
         return gone
 
     def close(self, deadline: float) -> None:
-        held, self._held = self._held, None
-        writer, self._writer = self._writer, None
+        held = self._held
         if held is None:
             self._close_files()
             return
-        with _HOLDING:
+        with self._spot.taken(deadline):
+            self._held = None
+            writer, self._writer = self._writer, None
             held.users.remove(self)
             if held.users:
                 with held.writing:
                     held.writer.limit(**held.users[0]._limits)
                 return
-            del _HELD[self._place]
+            self._spot.held = None
             if writer is not None:
                 writer.seal()
             self._close_files()

@@ -193,6 +193,14 @@ class Guard:
         self.counters.dropped_pages += len(kept) - sum(kept)
         return kept
 
+    def close(self, deadline: float) -> str:
+        """Close the backend by `deadline` (time.monotonic); returns why that failed, or nothing."""
+        try:
+            self.storage.close(deadline)
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            return self.masked(f"closing failed: {error}")
+        return ""
+
     def stalled(self, is_stalled: bool, after_s: float) -> None:
         """A call does not come back; or it has, after all."""
         if is_stalled and not self.breaker.is_stalled:

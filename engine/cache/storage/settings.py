@@ -105,10 +105,6 @@ class SettingsFolder:
         config = read_config(backend, document)
         allowed.check(config, backend, self._roots, self._endpoints, self._own)
 
-    def has(self, config_id: str) -> bool:
-        """These settings are known here."""
-        return (self._path / "configs" / config_id).is_file()
-
     def view_of(self, backend: StorageBackend, config_id: str) -> StorageView:
         """Settings that were kept before. Raises StorageError when they are gone."""
         kept = self._read(config_id)

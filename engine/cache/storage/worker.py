@@ -19,7 +19,6 @@ from engine.memory.host_pool import HostPool, make_records
 
 EXISTS_AT_ONCE = 128
 PAGES_AT_ONCE = 32
-_BOUNCES = PAGES_AT_ONCE
 _GRACE_S = 1.0
 _PROBE_EVERY_S = 1.0
 _PROBE_KEY = bytes(48)
@@ -73,7 +72,7 @@ class StorageWorker:
         self._bounces: dict[str, list[memoryview]] = {}
         if not pool.is_page_first:
             for way in ("get", "put"):
-                self._bounces[way] = make_records(_BOUNCES, pool.record_bytes)
+                self._bounces[way] = make_records(PAGES_AT_ONCE, pool.record_bytes)
         self._threads = [
             threading.Thread(target=self._read, name="storage reader", daemon=True),
             threading.Thread(target=self._write, name="storage writer", daemon=True),
@@ -158,12 +157,6 @@ class StorageWorker:
         self._gets.put(None)
         self._puts.put(None)
 
-    def resume(self) -> StorageWorker:
-        """A worker like this one, for a backend whose detach is taken back."""
-        return StorageWorker(
-            self.guard, self._pool, io_timeout_s=self._io_timeout_s, wake=self._wake
-        )
-
     def close(self, deadline: float) -> str:
         """Stop and close the backend, by `deadline`; from a thread that may wait. Returns why the
         handle had to be abandoned instead: closing it under a call would end the process."""
@@ -172,11 +165,7 @@ class StorageWorker:
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             return "a call to the store has not come back; its handle was left as it is"
-        try:
-            self.guard.storage.close(max(deadline, time.monotonic() + _GRACE_S))
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            return self.guard.masked(f"closing failed: {error}")
-        return ""
+        return self.guard.close(max(deadline, time.monotonic() + _GRACE_S))
 
     # ---- its threads -------------------------------------------------------------------------
 

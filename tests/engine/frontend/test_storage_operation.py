@@ -210,3 +210,24 @@ def test_a_rank_that_starts_again_attaches_or_serves_without_and_tries_on() -> N
     storage.keeper.tick()
     report = storage.keeper.report()
     assert report is not None and report.is_open and num_open(engine) == [1, 1]
+
+
+def test_an_attach_of_the_same_again_opens_it_where_a_rank_lacks_it() -> None:
+    """It says that the backend is attached; so it must be, or why not."""
+    engine = Engine(host_pages=64)
+    do(engine, attach(ONE))
+    engine.restart_rank(1)
+    storage = engine.ranks[1].storage
+    assert storage is not None
+    storage.scripts = [Script(open_error=OSError("not yet")), Script(open_error=OSError("no"))]
+    engine.advance(2)
+    assert storage.keeper.is_missing
+    policies = engine.journal.index.desired.policies
+    again = attach(ONE, write_policy=WritePolicy.WRITE_BACK)
+    assert do(engine, again) is Outcome.FAILED
+    assert "could not be opened" in last(engine)[1][1] and storage.keeper.is_missing
+    assert engine.journal.index.desired.policies == policies
+    assert do(engine, again) is Outcome.SUCCEEDED
+    assert not storage.keeper.is_missing and num_open(engine) == [1, 1]
+    assert attached(engine) == [ONE, ONE] and len(engine.ranks[0].storage.made) == 1  # type: ignore[union-attr]
+    assert engine.journal.index.desired.policies.write_policy is WritePolicy.WRITE_BACK

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from engine.cache.storage.base import Status, StorageError
 from engine.cache.storage.file import FileStorage
+from engine.cache.storage.file_writer import SegmentWriter
 from tests.engine.cache.storage.beds import FileBed
 from tests.engine.cache.storage.pages import page_keys, soon
 from tests.fakes.tiny_disk import remount, tiny_disk
@@ -92,6 +94,33 @@ def test_one_that_takes_the_place_of_another_shares_its_folder(bed: FileBed) -> 
     third = opened(bed)
     assert get(bed, third, more[-1:]) == [Status.OK]
     third.close(soon())
+
+
+def test_a_folder_that_hangs_holds_up_no_other(
+    bed: FileBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, begun, goes_on = bed.storage(), threading.Event(), threading.Event()
+    load = hanging._load
+
+    def hangs(deadline: float) -> SegmentWriter:
+        begun.set()
+        goes_on.wait()
+        return load(deadline)
+
+    monkeypatch.setattr(hanging, "_load", hangs)
+    opening = threading.Thread(target=hanging.open, args=(soon(),))
+    opening.start()
+    try:
+        assert begun.wait(5)
+        opened(bed, dp_rank=1).close(soon())
+        with pytest.raises(StorageError, match="was being opened or closed"):
+            bed.storage().open(time.monotonic() + 0.1)
+    finally:
+        goes_on.set()
+        opening.join()
+    same = opened(bed)
+    hanging.close(soon())
+    same.close(soon())
 
 
 def test_the_cap_is_never_passed(bed: FileBed) -> None:
