@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.models.gguf import convert, find_packaged_gguf
 
@@ -25,3 +27,16 @@ def smollm2_dir() -> Path:
 def cpu_ext_dir() -> Path:
     """Where compiled CPU kernels are kept; the first user builds them."""
     return CACHE / "ext"
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One for torch: two that wait for each other beside other work take four times as long.
+
+    Slow tests have all of them.
+    """
+    before = torch.get_num_threads()
+    if request.node.get_closest_marker("slow") is None:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

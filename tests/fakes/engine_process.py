@@ -43,6 +43,7 @@ class EngineProcess:
             "kernels-dir": kernels,
             "port": self.port,
             "dp-size": 2,
+            "threads": 1,  # more wait for each other, beside other tests
             "dtype": dtype,
             "max-total-tokens": 8192,
             "context-length": 2048,

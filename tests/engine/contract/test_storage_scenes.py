@@ -226,9 +226,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Path:
 def _started(
     models: Path, kernels: Path, dp_size: int, *flags: str, **env: str
 ) -> Iterator[Played]:
-    engine = EngineProcess(
-        models / "base", kernels, dp_size=dp_size, max_total_tokens=MAX_TOKENS, threads=1
-    )
+    engine = EngineProcess(models / "base", kernels, dp_size=dp_size, max_total_tokens=MAX_TOKENS)
     engine.command += flags
     engine.environment |= env
     try:

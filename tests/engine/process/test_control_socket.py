@@ -72,8 +72,10 @@ class Peer:
         return decode_response(self.socket.recv())
 
     def ask(self, command: Command) -> object:
+        """The answer; how an operation gets on is not heard."""
         request_id = self.send(command)
-        response = self.receive()
+        while isinstance((response := self.receive()).body, Progress):
+            assert response.id == request_id
         assert response.id == request_id
         return response.body
 

@@ -26,7 +26,7 @@ def test_any_set_of_failing_ranks_leaves_all_as_they_were(
     tmp_path: Path,
 ) -> None:
     model = write(tmp_path / "model", 0, smollm2_dir)
-    engine = EngineProcess(model, cpu_ext_dir, dp_size=dp_size, max_total_tokens=4096, threads=1)
+    engine = EngineProcess(model, cpu_ext_dir, dp_size=dp_size, max_total_tokens=4096)
     engine.command.append("--enable-hierarchical-cache")
     try:
         engine.start()

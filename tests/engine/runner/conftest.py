@@ -24,7 +24,7 @@ def runner_of(smollm2_dir: Path, cpu_ext_dir: Path) -> RunnerOf:
             smollm2_dir,
             dtype=dtype,
             num_pages=NUM_PAGES,
-            threads=2,
+            threads=1,
             ext_dir=cpu_ext_dir if kernels == "cpu" else None,
             seed=1,
         )
