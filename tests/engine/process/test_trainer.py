@@ -196,7 +196,9 @@ def test_pushed_weights_outlive_the_rank_that_received_them(
     assert checksum(engine) == other["checksum"] and words(engine) == other["ids"]
 
 
-@pytest.mark.parametrize("plan", ["die:0", "die:4", "stop:3", "wide"])
+@pytest.mark.parametrize(
+    "plan", ["die:0", pytest.param("die:4", marks=pytest.mark.slow), "stop:3", "wide"]
+)
 def test_a_trainer_that_dies_or_sends_too_little_changes_nothing(
     other: dict[str, Any], engine: EngineProcess, trainers: list[Trainer], plan: str
 ) -> None:

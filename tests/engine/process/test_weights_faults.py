@@ -75,7 +75,9 @@ def words(engine: EngineProcess) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("victim", ["rank 1", "frontend", "rank 0"])
+@pytest.mark.parametrize(
+    "victim", ["rank 1", "frontend", pytest.param("rank 0", marks=pytest.mark.slow)]
+)
 def test_killed_at_any_moment_all_is_old_or_all_is_new(
     engine: EngineProcess, root: Path, victim: str
 ) -> None:
