@@ -98,6 +98,7 @@ def test_busy_without_a_timeout_fails_at_once_with_counts(stack: Supervised) -> 
     work.result()
 
 
+@pytest.mark.slow  # each half of it is a test of its own side
 def test_a_timeout_expires_on_time_and_disturbs_nobody(stack: Supervised) -> None:
     alone = generate(stack, "Once upon a time", 600, ignore_eos=True)["text"]
     work = busy(stack, 600)
@@ -145,6 +146,7 @@ def test_a_bad_timeout_is_refused(stack: Supervised, timeout: str) -> None:
     assert answer.status_code in (400, 422), answer.text
 
 
+@pytest.mark.slow  # each half of it is a test of its own side
 def test_drain_under_steady_load_succeeds(stack: Supervised) -> None:
     prompts = [f"Story {n}: once upon a time" for n in range(8)]
     alone = [generate(stack, p, 30, ignore_eos=True)["text"] for p in prompts]
@@ -165,6 +167,7 @@ def test_drain_under_steady_load_succeeds(stack: Supervised) -> None:
         assert set(texts[number]) == {text}
 
 
+@pytest.mark.slow  # each half of it is a test of its own side
 def test_a_worker_killed_while_waiting_costs_the_job_nothing(stack: Supervised) -> None:
     work = busy(stack, 500)
     job = flush(stack, timeout_s=60).json()

@@ -121,6 +121,7 @@ def test_weights_from_disk_change_the_answer_and_the_return_restores_it(stack, m
     assert generate(stack) == before
 
 
+@pytest.mark.slow  # each half of it is a test of its own side
 def test_uploaded_files_are_served(stack, models) -> None:
     before = generate(stack)
     (file,) = (models / "two").glob("*.safetensors")

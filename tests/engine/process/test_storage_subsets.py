@@ -18,7 +18,9 @@ pytestmark = pytest.mark.process
 STREAM_TOKENS = 150
 
 
-@pytest.mark.parametrize("dp_size", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(
+    "dp_size", [1, 2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4))]
+)
 def test_any_set_of_failing_ranks_leaves_all_as_they_were(
     dp_size: int,
     smollm2_dir: Path,

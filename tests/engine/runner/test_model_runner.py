@@ -21,13 +21,17 @@ CASES = golden_cases()
 SOME = CASES[::5]
 NEW_TOKENS = len(CASES[0].tokens)
 both = pytest.mark.parametrize("kernels", ["cpu", "torch"])
+# torch operators take long here; beside the batch, their logits are compared as well
+torch_slow = pytest.mark.parametrize(
+    "kernels", ["cpu", pytest.param("torch", marks=pytest.mark.slow)]
+)
 
 
 def tokens_of(cases: list) -> list[list[int]]:
     return [case.tokens for case in cases]
 
 
-@both
+@torch_slow
 def test_fp32_greedy_tokens_of_a_lone_request_are_those_of_transformers(
     runner_of: RunnerOf, kernels: str
 ) -> None:
@@ -48,7 +52,7 @@ def test_fp32_greedy_tokens_of_a_batch_are_those_of_transformers(
     assert generate(runner, reqs, NEW_TOKENS) == tokens_of(cases)
 
 
-@both
+@torch_slow
 @pytest.mark.parametrize("sizes", [(5, 16, 33, 128, 250), (17, 64, 1, 100, 512)])
 def test_fp32_greedy_tokens_of_chunked_prompts_among_decodes_are_those_of_transformers(
     runner_of: RunnerOf, kernels: str, sizes: tuple[int, ...]
@@ -60,7 +64,7 @@ def test_fp32_greedy_tokens_of_chunked_prompts_among_decodes_are_those_of_transf
     assert generate(runner, reqs, NEW_TOKENS, sizes) == tokens_of(cases)
 
 
-@both
+@torch_slow
 def test_fp32_greedy_tokens_behind_another_requests_prefix_are_those_of_transformers(
     runner_of: RunnerOf, kernels: str
 ) -> None:
