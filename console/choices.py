@@ -95,6 +95,13 @@ class OnConflict(TextChoices):
     QUEUE = "queue", "queue"
 
 
+class Follow(TextChoices):
+    """Why a job follows another one."""
+
+    RETRY = "retry", "retry"
+    UNDO = "undo", "undo"
+
+
 class WeightSource(TextChoices):
     """How weights came to an engine; the engine's own words."""
 

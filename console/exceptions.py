@@ -131,3 +131,10 @@ class EngineUnreachable(Unavailable):
     """No answer from the engine in the time allowed."""
 
     code = "engine_unreachable"
+
+
+class AuditUnavailable(Unavailable):
+    """The audit log cannot be written, signed or read; what was asked was not done."""
+
+    code = "audit_unavailable"
+    title = "The audit log is not available"

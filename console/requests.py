@@ -9,6 +9,22 @@ from console.choices import Via
 from console.models import ApiToken, User
 
 
+def asker_of(request: HttpRequest, *, via: Via) -> Actor:
+    """Who asks, also when nobody knows: then `anonymous`, from an address."""
+    token = getattr(request, "auth", None)
+    if isinstance(token, ApiToken):
+        return actor_of(request, via=via, token=token)
+    if request.user.is_authenticated:
+        return actor_of(request, via=via)
+    return Actor(
+        user_id=None,
+        name="anonymous",
+        via=via,
+        source_ip=str(request.META.get("REMOTE_ADDR", ""))[:45],
+        request_id=str(getattr(request, "request_id", "")),
+    )
+
+
 def actor_of(request: HttpRequest, *, via: Via, token: ApiToken | None = None) -> Actor:
     """Who asks. The address is the peer's: forwarded headers are not believed."""
     user = token.user if token is not None else request.user

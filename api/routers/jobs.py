@@ -1,7 +1,8 @@
-"""POST /jobs, GET /jobs, GET /jobs/{id}, POST /jobs/{id}/cancel | extend | force."""
+"""POST /jobs, GET /jobs, GET /jobs/{id}, POST /jobs/{id}/cancel | extend | force | retry | undo."""
 
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from api.schemas.inputs import (
     CancelIn,
     DryRunQuery,
     ExtendIn,
+    FollowIn,
     ForceIn,
     JobIn,
     JobQuery,
@@ -27,8 +29,9 @@ from console.exceptions import Invalid
 from console.selectors.jobs import job_get, job_list, job_version
 from console.selectors.payloads import is_final, job_payload, plan_payload
 from console.selectors.plans import job_plan
+from console.services.job_again import job_retry, job_undo
 from console.services.job_control import job_cancel, job_extend, job_force
-from console.services.jobs import job_create
+from console.services.jobs import JobAsked, job_create
 from console.services.reasons import reason_read
 
 router = Router(tags=["jobs"])
@@ -77,9 +80,7 @@ def create(
         actor=actor(request),
         idempotency_key=_idempotency_key(request),
     )
-    payload = job_payload(asked.job)
-    response["Location"] = payload["links"]["self"]
-    return Status(202 if asked.is_new else 200, payload)
+    return _accepted(response, asked)
 
 
 @router.get(
@@ -121,6 +122,51 @@ def cancel(request: HttpRequest, job_id: UUID, body: CancelIn | None = None) -> 
     """Cancel: at once if unsent, else the engine is asked; the job ends by what it says."""
     reason = body.reason if body is not None else ""
     return job_payload(job_cancel(job_id=job_id, actor=actor(request), reason=reason))
+
+
+_FOLLOWS = {202: JobOut, 200: JobOut, **_BODY_PROBLEMS}
+
+
+@router.post("/{uuid:job_id}/retry", response=_FOLLOWS, summary="Ask for the same again")
+@only_query()
+def retry(
+    request: HttpRequest, response: HttpResponse, job_id: UUID, body: FollowIn | None = None
+) -> Status:
+    """A new job (202), linked to this one, with its recorded parameters, on every rank."""
+    return _followed(request, response, job_retry, job_id, body)
+
+
+@router.post("/{uuid:job_id}/undo", response=_FOLLOWS, summary="Ask for its inverse")
+@only_query()
+def undo(
+    request: HttpRequest, response: HttpResponse, job_id: UUID, body: FollowIn | None = None
+) -> Status:
+    """A new job (202), linked to this one, that puts back what it changed."""
+    return _followed(request, response, job_undo, job_id, body)
+
+
+def _followed(
+    request: HttpRequest,
+    response: HttpResponse,
+    follow: Callable[..., JobAsked],
+    job_id: UUID,
+    body: FollowIn | None,
+) -> Status:
+    body = body or FollowIn()
+    asked = follow(
+        job_id=job_id,
+        actor=actor(request),
+        reason=body.reason,
+        on_conflict=OnConflict(body.on_conflict),
+        idempotency_key=_idempotency_key(request),
+    )
+    return _accepted(response, asked)
+
+
+def _accepted(response: HttpResponse, asked: JobAsked) -> Status:
+    payload = job_payload(asked.job)
+    response["Location"] = payload["links"]["self"]
+    return Status(202 if asked.is_new else 200, payload)
 
 
 @router.post(

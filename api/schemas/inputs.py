@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal  # Any: a schema made for each kind
 from uuid import UUID
 
 from ninja import Schema
-from pydantic import ConfigDict, Field, RootModel, StringConstraints, create_model
+from pydantic import AwareDatetime, ConfigDict, Field, RootModel, StringConstraints, create_model
 
 from console.choices import JobKind, JobState
 from console.params import PARAMS, JobParams
+from console.selectors.audit import AuditFilter
 from console.services.reasons import MAX_REASON_CHARS
 from engine.protocol import MAX_TIMEOUT_S
 
@@ -97,6 +98,13 @@ class CancelIn(Strict):
     reason: Text = ""
 
 
+class FollowIn(Strict):
+    """Why, and what to do when another job holds the engine."""
+
+    reason: Text = ""
+    on_conflict: Literal["refuse", "queue"] = "refuse"
+
+
 class ExtendIn(Strict):
     """By how much the deadline moves; negative for sooner."""
 
@@ -117,11 +125,47 @@ class JobQuery(Strict):
     state: JobState | None = None
 
 
-class AuditQuery(Strict):
-    """Filters of the audit log."""
+def _word(size: int) -> Any:
+    return Annotated[str, StringConstraints(max_length=size, pattern=r"^[^\x00]*$")]
+
+
+class AuditFilterQuery(Strict):
+    """What to look for in the audit log. `action` with a dot at its end means all that begin so."""
+
+    actor: _word(150) = ""  # type: ignore[valid-type]
+    token: _word(12) = ""  # type: ignore[valid-type]
+    via: Literal["", "ui", "api", "cli", "system"] = ""
+    engine: _word(63) = ""  # type: ignore[valid-type]
+    kind: _word(32) = ""  # type: ignore[valid-type]
+    action: _word(64) = ""  # type: ignore[valid-type]
+    result: _word(24) = ""  # type: ignore[valid-type]
+    request: _word(64) = ""  # type: ignore[valid-type]
+    job: UUID | None = None
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+
+    def chosen(self) -> AuditFilter:
+        """As the selector takes it."""
+        names = AuditFilter.__dataclass_fields__
+        return AuditFilter(**{name: getattr(self, name) for name in names})
+
+
+class AuditQuery(AuditFilterQuery):
+    """A page of what is looked for."""
 
     cursor: Annotated[str, Field(max_length=300)] | None = None
-    job: UUID | None = None
+
+
+class AuditExportQuery(AuditFilterQuery):
+    """What is exported, and as what."""
+
+    form: Literal["jsonl", "csv"] = "jsonl"
+
+
+class AuditVerifyQuery(Strict):
+    """All of the log again, or what is new since the last time."""
+
+    full: bool = False
 
 
 class WaitQuery(Strict):

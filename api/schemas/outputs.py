@@ -238,6 +238,13 @@ class ErrorOut(Schema):
     remaining_s: float | None = None
 
 
+class FollowOut(Schema):
+    """Another job that this one follows, or that follows it."""
+
+    job: str
+    follow: str
+
+
 class JobOut(Schema):
     """One job."""
 
@@ -265,22 +272,66 @@ class JobOut(Schema):
     note: str
     reply: dict[str, Any] | None
     version: int
+    origin: FollowOut | None
+    followers: list[FollowOut]
     links: dict[str, str]
 
 
 class AuditOut(Schema):
-    """One entry of the audit log; `body_text` is the stored truth, `body` its reading."""
+    """One entry of the audit log; `body_text` is the stored truth, `body` its reading. `hash`
+    follows from it and from the entry before."""
 
     seq: int
     v: int
+    hash: str
     created_at: str
     action: str
     stage: str
+    kind: str | None
+    result: str
     actor: str
+    via: str
+    token: str | None
+    request_id: str | None
     engine: str | None
     job: str | None
     body: dict[str, Any]
     body_text: str
+
+
+class AuditHeadOut(Schema):
+    """The newest entry, what was signed, and what is no longer here."""
+
+    seq: int
+    hash: str
+    anchored_seq: int
+    anchored_at: str | None
+    public_key: str
+    segments: list[AuditSegmentOut]
+
+
+class AuditSegmentOut(Schema):
+    """Entries that were exported, signed and removed."""
+
+    first: int
+    last: int
+    closed_at: str
+    closed_by: str
+    file: str
+    sha256: str
+
+
+class AuditVerdictOut(Schema):
+    """What a check of the log found; `fault_seq` is the first entry that cannot be trusted."""
+
+    head: int
+    verified_to: int
+    checked_at: str
+    anchored_to: int
+    anchored_at: str | None
+    ok: bool
+    fault_seq: int | None
+    fault: str | None
 
 
 class EnginePage(Schema):

@@ -7,6 +7,7 @@ from django.db.models import Q
 from console.choices import (
     HOLDING_STATES,
     SHARED_KINDS,
+    Follow,
     JobKind,
     JobPhase,
     JobState,
@@ -28,6 +29,11 @@ class Job(models.Model):
     params = models.JSONField()  # as asked for
     mode = models.CharField(max_length=16, choices=Mode)  # in force; Force changes it
     timeout_s = models.FloatField()
+    # The job that this one repeats or takes back.
+    origin = models.ForeignKey(
+        "self", null=True, default=None, on_delete=models.PROTECT, related_name="followers"
+    )
+    follow = models.CharField(max_length=8, choices=Follow, blank=True, default="")
     on_conflict = models.CharField(max_length=8, choices=OnConflict, default=OnConflict.REFUSE)
     reason = models.CharField(max_length=500, blank=True, default="")
 

@@ -42,6 +42,8 @@ def _more(body: dict[str, Any]) -> str:
     for name in ("message", "note", "why", "cancel_reason", "reason"):
         if body.get(name):
             return str(body[name])
+    if body.get("code"):
+        return f"{body.get('object', '')}: {body['code']}"
     if body.get("by_s"):
         return f"by {body['by_s']} s"
     if body.get("to"):
@@ -64,7 +66,9 @@ def entry_sentence(entry: AuditEntry) -> SafeString:
 
 
 def entry_word(entry: AuditEntry) -> str:
-    """The state word of an entry: its job's new state, `refused`, or `recorded`."""
+    """The state word of an entry: its job's new state, its result, or `recorded`."""
+    if entry.result in ("denied", "refused", "failed"):
+        return entry.result
     tail = entry.action.rpartition(".")[2]
     if tail.endswith("_refused"):
         return "refused"

@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString, mark_safe
 from console.choices import STAGED_KINDS, WEIGHT_UPDATES, JobKind, RankState
 from console.models import AuditEntry, Job, JobRankResult
 from console.pages import words
+from console.pages.again import retry_link
 from console.pages.audit_words import entry_sentence
 from console.pages.job_steps import steps_of
 from console.pages.job_storage import storage_cells
@@ -195,6 +196,7 @@ def job_cells(job: Job, entries: list[AuditEntry], view: EngineView, now: dateti
         **storage_cells(job, view),
         **_score_cells(job, rows),
     }
+    cells["undo"] = retry_link(job) + cells["undo"]  # a job has one of them at most
     for row in rows:
         is_update = job.kind in WEIGHT_UPDATES
         cells |= weight_rank_cells(job, row) if is_update else _rank_cells(job, row)

@@ -9,9 +9,8 @@ from django.utils.safestring import SafeString, mark_safe
 from console.choices import STORAGE_KINDS, JobKind, JobState, RankState
 from console.models import Job
 from console.selectors.engines import EngineView
-from console.selectors.storage import Attached, Change, attached_of, undo_of
+from console.selectors.storage import Attached, Change, is_as_left, undo_of
 from console.templatetags.q_tags import Cells, icon, short
-from engine.protocol import EngineState
 
 _NOTHING = mark_safe('<span class="faint">nothing</span>')
 _POLICY_WORDS = {"write_policy": "Write policy", "prefetch_policy": "Prefetch policy"}
@@ -88,7 +87,7 @@ def undo_link(job: Job, view: EngineView) -> SafeString:
     Nor once something else is attached than the job left: then it would undo another's work.
     """
     undo = undo_of(job) if job.kind in STORAGE_KINDS else None
-    if undo is None or not _is_as_left(job, view):
+    if undo is None or not is_as_left(job, view):
         return SafeString("")
     engine = job.engine.name
     if undo.kind == JobKind.ATTACH_STORAGE_BACKEND:
@@ -104,23 +103,6 @@ def undo_link(job: Job, view: EngineView) -> SafeString:
         icon("arrow-back-up"),
         text,
     )
-
-
-def _is_as_left(job: Job, view: EngineView) -> bool:
-    change, now = Change.of(job), attached_of(view)
-    if view.state is None or change is None:
-        return False
-    if _is_newer(job, view.state):
-        return True
-    return change.now is None if now is None else now.is_same_as(change.now)
-
-
-def _is_newer(job: Job, state: EngineState) -> bool:
-    """The engine's newest snapshot is from before the job's end, which is told another way."""
-    reply = job.reply or {}
-    finished_s = reply.get("finished_clock_s")
-    is_same_clock = reply.get("epoch") == state.epoch and isinstance(finished_s, int | float)
-    return is_same_clock and state.clock_s <= float(finished_s)
 
 
 def undo_reason(job: Job) -> str:

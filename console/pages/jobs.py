@@ -84,6 +84,7 @@ def job(request: HttpRequest, job_id: UUID) -> HttpResponse:
         title=f"{job_title(found)} {found.engine.name}, job {short(found.pk)}",
         context={
             "job": found,
+            "followers": sorted(found.followers.all(), key=lambda one: one.created_at),
             "short": short(found.pk),
             "words": kind_words(found.kind),
             "to_version": asked_version(found),

@@ -3,6 +3,7 @@
 from django.urls import path, register_converter
 
 from console.pages import (
+    again,
     audit,
     backend_new,
     backends,
@@ -79,7 +80,10 @@ urlpatterns = [
     path("jobs/<uuid:job_id>/cancel", jobs.cancel, name="job-cancel"),
     path("jobs/<uuid:job_id>/extend", jobs.extend, name="job-extend"),
     path("jobs/<uuid:job_id>/force", jobs.force, name="job-force"),
+    path("jobs/<uuid:job_id>/retry", again.retry, name="job-retry"),
     path("audit", audit.audit, name="audit"),
+    path("audit/verify", audit.audit_verify, name="audit-verify"),
+    path("audit/export", audit.audit_export_file, name="audit-export"),
     path("audit/<seq:seq>", audit.audit_entry, name="audit-entry"),
     path("palette", palette.palette, name="palette"),
 ]

@@ -41,6 +41,8 @@ class Env:
     staging_allowance_s: int
     upload_max_bytes: int
     upload_keep_s: int
+    audit_key_file: Path
+    audit_anchors_file: Path
     log_level: str
 
 
@@ -114,6 +116,11 @@ def _url(env: Mapping[str, str], name: str, schemes: tuple[str, ...], default: s
     return url
 
 
+def _file(env: Mapping[str, str], name: str, default: Path) -> Path:
+    text = env.get(name, "").strip()
+    return Path(text).absolute() if text else default
+
+
 def env_read(env: Mapping[str, str]) -> Env:
     """The checked environment. Raises EnvError."""
     debug = _flag(env, "QUIESCE_DEBUG")
@@ -146,5 +153,9 @@ def env_read(env: Mapping[str, str]) -> Env:
         staging_allowance_s=_number(env, "QUIESCE_STAGING_ALLOWANCE_S", 600, 1, 86_400),
         upload_max_bytes=_number(env, "QUIESCE_UPLOAD_MAX_BYTES", 64 << 30, 1 << 20, 1 << 42),
         upload_keep_s=_number(env, "QUIESCE_UPLOAD_KEEP_S", 7 * 86_400, 60, 365 * 86_400),
+        audit_key_file=_file(env, "QUIESCE_AUDIT_KEY_FILE", state_dir / "audit-key.pem"),
+        audit_anchors_file=_file(
+            env, "QUIESCE_AUDIT_ANCHORS_FILE", state_dir / "audit-anchors.jsonl"
+        ),
         log_level=level,
     )

@@ -76,14 +76,14 @@ class StaticMiddleware(WhiteNoiseMiddleware):
 
     @staticmethod
     def serve(static_file: object, request: HttpRequest) -> HttpResponseBase:
-        """The file; under ASGI as an asynchronous iterator."""
+        """The file, or nothing of it (304, HEAD); under ASGI as an asynchronous iterator."""
         response: HttpResponseBase = WhiteNoiseMiddleware.serve(static_file, request)
-        file = getattr(response, "file_to_stream", None)
-        if isinstance(request, ASGIRequest) and file is not None:
+        if isinstance(request, ASGIRequest):
+            file = getattr(response, "file_to_stream", None)
             response.streaming_content = _chunks(file)  # type: ignore[attr-defined]
         return response
 
 
-async def _chunks(file: IO[bytes]) -> AsyncIterator[bytes]:
-    while chunk := file.read(CHUNK_BYTES):
+async def _chunks(file: IO[bytes] | None) -> AsyncIterator[bytes]:
+    while file is not None and (chunk := file.read(CHUNK_BYTES)):
         yield chunk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
@@ -35,6 +36,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "axes",
     "csp",
     "django_htmx",
     "ninja",
@@ -54,6 +56,8 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "console.project.refusals.RefusalsMiddleware",
+    "axes.middleware.AxesMiddleware",
 ]
 ROOT_URLCONF = "console.project.urls"
 ASGI_APPLICATION = "console.project.asgi.application"
@@ -81,6 +85,22 @@ PASSWORD_HASHERS = [
     "django.contrib.auth.hashers.Argon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
 ]
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
+# Ten wrong passwords for a name from an address: none more from there for a quarter of an hour.
+# Somebody else's tries lock nobody out.
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = timedelta(minutes=15)
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_ON_SUCCESS = True
+AXES_USERNAME_CALLABLE = "console.project.throttle.name_fingerprint"
+AXES_CLIENT_IP_CALLABLE = "console.project.throttle.client_address"
+AXES_LOCKOUT_CALLABLE = "console.project.throttle.locked_out"
+AXES_DISABLE_ACCESS_LOG = True
+AXES_VERBOSE = False
+AXES_ENABLE_ADMIN = False
 AUTH_PASSWORD_VALIDATORS = [
     {
         "NAME": "django.contrib.auth.password_validation.MinimumLengthValidator",
@@ -131,6 +151,8 @@ STAGING_ALLOWANCE_S = ENV.staging_allowance_s
 PIECE_BYTES = 8 << 20  # of an uploaded file; a whole one comes in many
 UPLOAD_MAX_BYTES = ENV.upload_max_bytes
 UPLOAD_KEEP_S = ENV.upload_keep_s
+AUDIT_KEY_FILE = ENV.audit_key_file
+AUDIT_ANCHORS_FILE = ENV.audit_anchors_file
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 200
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any  # a parsed body is any JSON object
+from urllib.parse import urlencode
 from uuid import UUID
 
-from django.db.models import Max
+from django.db.models import Max, QuerySet
 
+from console.chain import instant
 from console.exceptions import Invalid, NotFound
 from console.models import AuditEntry
 from console.selectors.jobs import PAGE_ITEMS, Page, cursor_decode, cursor_encode
@@ -20,13 +24,60 @@ def audit_body(entry: AuditEntry) -> dict[str, Any]:
     return body
 
 
+@dataclass(frozen=True)
+class AuditFilter:
+    """What to look for; empty fields ask for nothing. Searched by the database."""
+
+    actor: str = ""
+    token: str = ""  # its prefix, with or without qsc_
+    via: str = ""
+    engine: str = ""
+    kind: str = ""
+    action: str = ""  # whole, or its first words with a dot at the end: "job."
+    result: str = ""
+    request: str = ""
+    job: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None  # not itself
+
+    def rows(self) -> QuerySet[AuditEntry]:
+        """The entries that fit, in no order."""
+        wanted: dict[str, object] = {
+            "actor_name": self.actor,
+            "token_prefix": f"qsc_{self.token.removeprefix('qsc_')}" if self.token else "",
+            "via": self.via,
+            "engine_name": self.engine,
+            "kind": self.kind,
+            "action__startswith" if self.action.endswith(".") else "action": self.action,
+            "result": self.result,
+            "request_id": self.request,
+            "job_id": self.job,
+            "created_at__gte": self.since,
+            "created_at__lt": self.until,
+        }
+        return AuditEntry.objects.filter(**{name: value for name, value in wanted.items() if value})
+
+    def fields(self) -> dict[str, str]:
+        """What is asked for, as text: the filter's part of a URL."""
+        return {
+            name: instant(value) if isinstance(value, datetime) else str(value)
+            for name, value in asdict(self).items()
+            if value
+        }
+
+    def as_text(self) -> str:
+        """One line; "" for everything."""
+        return urlencode(self.fields())
+
+
 def audit_list(
-    *, cursor: str | None = None, job_id: UUID | None = None, limit: int = PAGE_ITEMS
+    *,
+    chosen: AuditFilter | None = None,
+    cursor: str | None = None,
+    limit: int = PAGE_ITEMS,
 ) -> Page[AuditEntry]:
     """A page of entries, newest first. Raises Invalid for a bad cursor."""
-    rows = AuditEntry.objects.order_by("-seq")
-    if job_id is not None:
-        rows = rows.filter(job_id=job_id)
+    rows = (chosen or AuditFilter()).rows().order_by("-seq")
     if cursor is not None:
         (seq,) = cursor_decode(cursor, 1)
         if not seq.isascii() or not seq.isdigit() or len(seq) > 18:

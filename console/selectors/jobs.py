@@ -54,7 +54,7 @@ def cursor_decode(cursor: str, count: int) -> list[str]:
 
 
 def _rows() -> QuerySet[Job]:
-    return Job.objects.select_related("engine").prefetch_related("ranks")
+    return Job.objects.select_related("engine").prefetch_related("ranks", "followers")
 
 
 def job_get(*, job_id: UUID) -> Job:

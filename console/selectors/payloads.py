@@ -10,9 +10,8 @@ import msgspec
 from django.conf import settings
 
 from console.choices import WEIGHT_UPDATES, JobState
-from console.models import AuditEntry, Job, Upload
+from console.models import Job, Upload
 from console.params.settings import about_of
-from console.selectors.audit import audit_body
 from console.selectors.engines import EngineView, PendingOperation
 from console.selectors.history import Span
 from console.selectors.plans import Plan
@@ -84,8 +83,15 @@ def job_payload(job: Job) -> dict[str, Any]:
         "note": job.note,
         "reply": job.reply,
         "version": job.version,
+        "origin": {"job": str(job.origin_id), "follow": job.follow} if job.origin_id else None,
+        "followers": [
+            {"job": str(one.pk), "follow": one.follow}
+            for one in sorted(job.followers.all(), key=lambda one: (one.created_at, one.pk))
+        ],
         "links": {
             "self": url,
+            "retry": f"{url}/retry",
+            "undo": f"{url}/undo",
             "cancel": f"{url}/cancel",
             "extend": f"{url}/extend",
             "force": f"{url}/force",
@@ -195,22 +201,6 @@ def engine_payload(view: EngineView) -> dict[str, Any]:
             "page": f"/engines/{view.name}",
             "checkpoints": f"{API}/engines/{view.name}/checkpoints",
         },
-    }
-
-
-def audit_payload(entry: AuditEntry) -> dict[str, Any]:
-    """One entry: its indexes, and the body both parsed and as the stored text."""
-    return {
-        "seq": entry.seq,
-        "v": entry.v,
-        "created_at": when(entry.created_at),
-        "action": entry.action,
-        "stage": entry.stage,
-        "actor": entry.actor_name,
-        "engine": entry.engine_name or None,
-        "job": str(entry.job_id) if entry.job_id else None,
-        "body": audit_body(entry),
-        "body_text": entry.body,
     }
 
 

@@ -20,6 +20,7 @@ from console.selectors.engines import EngineView
 from engine.protocol import (
     EXPERIMENTAL_BACKENDS,
     CachePolicies,
+    EngineState,
     RankStorage,
     RankView,
     StorageBackend,
@@ -222,6 +223,25 @@ def undo_of(job: Job) -> Undo | None:
     if not before.config_id:
         return None
     return Undo(JobKind.ATTACH_STORAGE_BACKEND, attached=before, policies=policies)
+
+
+def is_as_left(job: Job, view: EngineView) -> bool:
+    """What is attached is what this job left: nobody changed it since."""
+    change, now = Change.of(job), attached_of(view)
+    if view.state is None or change is None:
+        return False
+    if _is_newer(job, view.state):
+        return True
+    return change.now is None if now is None else now.is_same_as(change.now)
+
+
+def _is_newer(job: Job, state: EngineState) -> bool:
+    """The engine's newest snapshot is from before the job's end, which is told another way."""
+    reply = job.reply or {}
+    finished_s = reply.get("finished_clock_s")
+    if reply.get("epoch") != state.epoch or not isinstance(finished_s, int | float):
+        return False
+    return state.clock_s <= finished_s
 
 
 def attached_by(view: EngineView) -> Job | None:

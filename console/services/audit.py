@@ -1,28 +1,25 @@
-"""Append to the audit log: the only writer of AuditEntry.
-
-The body's bytes are fixed here (docs/decisions/0008-audit-bytes.md) so that entries can be chained
-later without touching them.
-"""
+"""Append to the audit log: the only writer of AuditEntry. docs/decisions/0008-audit-bytes.md"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import unicodedata
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime
 from uuid import UUID
 
 import rfc8785
-from django.db import connection
-from django.db.models import Max
+from django.db import connection, transaction
 
 from console.actors import Actor
+from console.chain import GENESIS, body_digest, columns_of, entry_hash, instant
 from console.choices import AuditStage
 from console.models import AuditEntry
 
 VERSION = 1
 MAX_SAFE_INT = 2**53 - 1
-# Serialises appends on PostgreSQL until the transaction ends; an IMMEDIATE one does on SQLite.
-_LOCK_KEY = 0x71756965  # "quie"
 
 Fact = str | int | float | bool | None | datetime | UUID | Mapping[str, "Fact"] | Sequence["Fact"]
 
@@ -39,7 +36,7 @@ def canonical(fact: Fact) -> object:
         case float():
             return repr(fact)
         case datetime():
-            return fact.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+            return instant(fact)
         case UUID():
             return str(fact)
         case Mapping():
@@ -83,18 +80,39 @@ def audit_append(
         **facts,
     }
     text = rfc8785.dumps(canonical(body)).decode()  # type: ignore[arg-type]  # its type is private
+    columns = columns_of(json.loads(text)) | {"body": text, "created_at": now, "job_id": job_id}
     if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_KEY])
-    last = AuditEntry.objects.aggregate(last=Max("seq"))["last"] or 0
-    return AuditEntry.objects.create(
-        seq=last + 1,
-        v=VERSION,
-        body=text,
-        created_at=now,
-        action=action,
-        stage=stage,
-        actor_name=actor.name,
-        engine_name=engine_name,
-        job_id=job_id,
-    )
+        return _noted(_insert(columns))  # its trigger locks, numbers and chains
+    last = AuditEntry.objects.order_by("-seq").values_list("seq", "hash").first()
+    seq, before = (last[0] + 1, bytes.fromhex(last[1])) if last else (1, GENESIS)
+    chained = entry_hash(before, seq, body_digest(text)).hex()
+    return _noted(AuditEntry.objects.create(seq=seq, hash=chained, **columns))
+
+
+_sequences: ContextVar[list[int] | None] = ContextVar("audit_sequences", default=None)
+
+
+@contextlib.contextmanager
+def entries_noted() -> Iterator[list[int]]:
+    """The numbers of the entries that are committed inside."""
+    numbers: list[int] = []
+    token = _sequences.set(numbers)
+    try:
+        yield numbers
+    finally:
+        _sequences.reset(token)
+
+
+def _noted(entry: AuditEntry) -> AuditEntry:
+    numbers = _sequences.get()
+    if numbers is not None:
+        transaction.on_commit(lambda: numbers.append(entry.seq))
+    return entry
+
+
+def _insert(columns: Mapping[str, object]) -> AuditEntry:
+    table, names = AuditEntry._meta.db_table, ["seq", "hash", *columns]
+    places = ", ".join(["%s"] * len(names))
+    sql = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({places}) RETURNING *"  # noqa: S608
+    (entry,) = AuditEntry.objects.raw(sql, [0, "", *columns.values()])
+    return entry

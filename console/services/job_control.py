@@ -68,7 +68,7 @@ def _note(job: Job, action: str, actor: Actor, now: datetime, facts: dict[str, F
         process="web",
         engine_name=job.engine.name,
         job_id=job.pk,
-        facts={"object": f"{job.kind} on {job.engine.name}", **facts},
+        facts={"object": f"{job.kind} on {job.engine.name}", "kind": job.kind, **facts},
     )
 
 

@@ -16,7 +16,7 @@ import rfc8785
 from django.db import IntegrityError, transaction
 
 from console.actors import Actor
-from console.choices import SHARED_KINDS, AuditStage, JobPhase, JobState, OnConflict
+from console.choices import SHARED_KINDS, AuditStage, Follow, JobPhase, JobState, OnConflict
 from console.clock import db_now
 from console.exceptions import (
     EngineBusy,
@@ -29,7 +29,7 @@ from console.models import Engine, Job
 from console.params import JobParams
 from console.selectors.engines import engine_named
 from console.selectors.jobs import job_holder, remaining_s
-from console.services.audit import audit_append, canonical
+from console.services.audit import Fact, audit_append, canonical
 from console.services.foreign import foreign_holder
 from console.services.reasons import reason_read
 from console.services.secrets import secrets_keep
@@ -47,23 +47,38 @@ class JobAsked:
     is_new: bool
 
 
-def _body_hash(engine_name: str, params: JobParams, reason: str, on_conflict: OnConflict) -> str:
-    body = canonical(
-        {
-            "engine": engine_name,
-            "kind": str(params.kind),
-            "params": params.compared(),
-            "reason": reason,
-            "on_conflict": str(on_conflict),
-        }
-    )
+@dataclass(frozen=True)
+class Origin:
+    """The job that a new one repeats or takes back."""
+
+    job: Job
+    follow: Follow
+
+
+def _body_hash(
+    engine_name: str,
+    params: JobParams,
+    reason: str,
+    on_conflict: OnConflict,
+    origin: Origin | None,
+) -> str:
+    asked: dict[str, Fact] = {
+        "engine": engine_name,
+        "kind": str(params.kind),
+        "params": params.compared(),
+        "reason": reason,
+        "on_conflict": str(on_conflict),
+    }
+    if origin is not None:
+        asked |= {"origin": origin.job.pk, "follow": str(origin.follow)}
+    body = canonical(asked)
     return hashlib.sha256(rfc8785.dumps(body)).hexdigest()  # type: ignore[arg-type]
 
 
 def _replayed(actor: Actor, key: str | None, body_hash: str) -> JobAsked | None:
     if key is None:
         return None
-    rows = Job.objects.select_related("engine").prefetch_related("ranks")
+    rows = Job.objects.select_related("engine").prefetch_related("ranks", "followers")
     job = rows.filter(actor_key=actor.key, idempotency_key=key).first()
     if job is None:
         return None
@@ -91,6 +106,7 @@ def job_create(
     on_conflict: OnConflict,
     actor: Actor,
     idempotency_key: str | None = None,
+    origin: Origin | None = None,
     process: str = "web",
     now: datetime | None = None,
 ) -> JobAsked:
@@ -107,7 +123,7 @@ def job_create(
     if params.secret_values:
         # Before all else: only their fingerprints tell whether this is the same request again.
         params = secrets_keep(engine_name=engine_name, params=params, name=str(job_id))
-    body_hash = _body_hash(engine_name, params, reason, on_conflict)
+    body_hash = _body_hash(engine_name, params, reason, on_conflict, origin)
     if replayed := _replayed(actor, idempotency_key, body_hash):
         return replayed
     engine = engine_named(engine_name)
@@ -142,6 +158,7 @@ def job_create(
                     idempotency_key,
                     body_hash,
                     holder,
+                    origin,
                     process,
                     asked_at,
                 ),
@@ -164,6 +181,7 @@ def _insert(
     idempotency_key: str | None,
     body_hash: str,
     holder: Job | None,
+    origin: Origin | None,
     process: str,
     now: datetime,
 ) -> Job:
@@ -177,6 +195,8 @@ def _insert(
         params=params.stored(),
         mode=mode,
         timeout_s=timeout_s,
+        origin=origin.job if origin else None,
+        follow=origin.follow if origin else "",
         on_conflict=on_conflict,
         reason=reason,
         requested_by_id=actor.user_id,
@@ -209,11 +229,13 @@ def _insert(
         job_id=job.pk,
         facts={
             "object": f"{kind} on {engine.name}",
+            "kind": str(kind),
             "params": params.audited(),
             "on_conflict": str(on_conflict),
             "reason": reason,
             "idempotency_key": idempotency_key,
             "blocked_by": job.blocked_by or None,
+            **({"origin": origin.job.pk, "follow": str(origin.follow)} if origin else {}),
         },
     )
     return job

@@ -211,6 +211,7 @@ def job_move(
         job_id=job.pk,
         facts={
             "object": f"{job.kind} on {job.engine.name}",
+            "kind": job.kind,
             "before": before[0],
             "after": str(to),
             "attempt": job.attempt,

@@ -14,9 +14,11 @@ from django.db import DatabaseError, close_old_connections, connection, transact
 
 from console.choices import JobState
 from console.clock import db_now
-from console.exceptions import ConsoleError
+from console.exceptions import AuditUnavailable, ConsoleError
 from console.gateways import Conversation, EngineSilent, gateway_for
 from console.models import Engine, Job
+from console.services.audit_anchor import audit_anchor
+from console.services.audit_check import audit_check
 from console.services.foreign import foreign_confirm
 from console.services.job_claims import job_release
 from console.services.job_control import cancel_forward
@@ -48,6 +50,8 @@ log = structlog.get_logger(__name__)
 
 ASK_S = 0.5
 SWEEP_EVERY_S = 600.0  # of uploaded files
+CHECK_EVERY_S = 60.0  # of what is new in the audit log
+CHECK_ALL_EVERY_S = 6 * 3600.0
 OVERDUE_GRACE_S = 2.0  # a worker that holds the claim says better why
 
 
@@ -58,6 +62,7 @@ class Reconciler:
         self._engine_pause_s = engine_pause_s
         self._not_before: dict[int, float] = {}
         self._swept_at = time.monotonic()
+        self._checked_at = self._all_checked_at = time.monotonic() - CHECK_EVERY_S
 
     def run_pass(self) -> None:
         """One pass; a step that fails is logged and does not stop the others."""
@@ -69,6 +74,7 @@ class Reconciler:
             self.repeat_cancels,
             self.unblock,
             self.sweep_uploads,
+            self.check_audit,
         ]
         for step in steps:
             try:
@@ -84,6 +90,24 @@ class Reconciler:
         self._swept_at = time.monotonic()
         if cleared := uploads_sweep():
             log.info("uploads cleared", count=cleared)
+
+    def check_audit(self) -> None:
+        """Sign the head of the audit log, and check what is new; all of it now and then."""
+        now = time.monotonic()
+        if now - self._checked_at < CHECK_EVERY_S:
+            return
+        self._checked_at = now
+        is_full = now - self._all_checked_at >= CHECK_ALL_EVERY_S
+        if is_full:
+            self._all_checked_at = now
+        try:
+            audit_anchor()
+            verdict = audit_check(is_full=is_full)
+        except AuditUnavailable as error:
+            log.error("the audit log is not signed", reason=error.message)
+            return
+        if verdict.fault is not None:
+            log.error("the audit log is broken", seq=verdict.fault.seq, reason=verdict.fault.why)
 
     def expire_overdue(self) -> None:
         now = db_now()

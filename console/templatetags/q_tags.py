@@ -62,6 +62,10 @@ STATES: Mapping[str, tuple[str, str, str]] = {
     "denied": ("bad", "line", "ban"),
     # an audit entry that records a wish or a step, not an end
     "recorded": ("off", "line", "check"),
+    # the chain of the audit log
+    "verified": ("ok", "solid", "shield-check"),
+    "broken": ("bad", "solid", "shield-x"),
+    "not checked": ("off", "dash", ""),
 }
 
 

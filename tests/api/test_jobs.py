@@ -208,7 +208,7 @@ def test_lists_are_newest_first_50_a_page_with_constant_queries(
     ids = [str(ask(on_conflict=OnConflict.QUEUE).pk) for _ in range(120)][::-1]
     seen, cursor, pages = [], None, 0
     while pages == 0 or cursor:
-        with django_assert_max_num_queries(4):
+        with django_assert_max_num_queries(5):
             page = api.get("/api/v1/jobs", {"cursor": cursor} if cursor else {}).json()
         seen += [job["id"] for job in page["items"]]
         cursor, pages = page["next_cursor"], pages + 1
@@ -219,14 +219,14 @@ def test_lists_are_newest_first_50_a_page_with_constant_queries(
 
 def test_the_audit_is_listed_newest_first_with_its_text(api, post):
     job = post().json()
-    page = api.get("/api/v1/audit").json()
+    page = api.get("/api/v1/audit?action=job.").json()
     assert set(page) == {"items", "next_cursor"}
     entry = page["items"][0]
     assert (entry["action"], entry["job"], entry["actor"]) == ("job.accepted", job["id"], "ana")
     assert entry["body"]["actor"]["token"].startswith("qsc_")
     assert entry["body"]["reason"] == ""
     assert json.loads(entry["body_text"]) == entry["body"]
-    only = api.get("/api/v1/audit", {"job": job["id"]}).json()["items"]
+    only = api.get("/api/v1/audit?action=job.", {"job": job["id"]}).json()["items"]
     assert [one["action"] for one in only] == ["job.accepted"]
 
 

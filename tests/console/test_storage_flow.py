@@ -85,6 +85,7 @@ def test_the_deadline_of_an_attach_begins_when_every_rank_has_probed(stack, stac
     job_id = stack.submit(stack_engine, **FILE, timeout_s=5)
     probing = stack.until(job_id, phase="preparing", state="dispatched")
     assert probing["deadline_at"] is None
+    wait_until(lambda: stack_engine.submits(job_id), 5)  # it is recorded, then sent
     start_by_s = stack_engine.submits(job_id)[0].start_by_clock_s - stack_engine.clock_s
     assert start_by_s > 300  # what is left for the probes is not taken from the 5 s
     stack_engine.busy(1)
@@ -198,3 +199,35 @@ def test_a_breaker_and_drift_are_seen_at_once(stack, stack_engine, done):
     wait_until(lambda: told() == (["closed", "open"], [True, False]), 5)
     config = stack.engine(stack_engine.name)["storage"]["config"]
     assert json.dumps(config).count("hmac:") == 1
+
+
+def test_a_switch_is_undone_and_a_failed_attach_retried_by_one_call(stack, stack_engine, done):
+    first = done(**VALKEY, prefetch_policy="wait_complete")
+    was = first["reply"]["storage"]
+    switched = done(**FILE, replace=True)
+    undo = stack.request("POST", f"/jobs/{switched['id']}/undo")
+    assert undo.status_code == 202, undo.text
+    back = stack.job(undo.json()["id"], wait_s=15)
+    assert back["state"] == "succeeded" and back["reply"]["storage"] == was
+    assert back["origin"] == {"job": switched["id"], "follow": "undo"}
+    wait_until(lambda: stack.engine(stack_engine.name)["storage"]["backend"] == "valkey", 5)
+    late = stack.request("POST", f"/jobs/{switched['id']}/undo")
+    assert late.status_code == 409 and "changed since" in late.json()["detail"]
+    stack_engine.storage.refuse_ranks = {1: "connect to kv.internal: refused"}
+    failed = done(**FILE, replace=True)
+    assert failed["state"] == "failed"
+    stack_engine.storage.refuse_ranks = {}
+    again = stack.request("POST", f"/jobs/{failed['id']}/retry").json()
+    assert stack.job(again["id"], wait_s=15)["reply"]["storage"]["backend"] == "file"
+
+
+def test_a_retry_attaches_with_the_password_that_was_given_once(stack, stack_engine, done):
+    stack_engine.storage.refuse_ranks = {0: "connect to kv.internal: refused"}
+    failed = done(**VALKEY)
+    assert failed["state"] == "failed"
+    stack_engine.storage.refuse_ranks = {}
+    again = stack.request("POST", f"/jobs/{failed['id']}/retry").json()
+    made = stack.job(again["id"], wait_s=15)
+    assert made["state"] == "succeeded", made["error"]
+    config_id = made["reply"]["storage"]["config_id"]
+    assert stack_engine.storage.values[config_id] == {"password": "one-of-a-kind"}

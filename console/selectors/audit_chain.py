@@ -1,0 +1,132 @@
+"""Follow the chain of the audit log through the database, and beside it the signed heads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any  # a record is any JSON object
+from uuid import UUID
+
+from console.chain import GENESIS, body_digest, columns_of, entry_hash, instant
+from console.models import AuditEntry, AuditSegment
+from console.signing import opened
+
+_ROWS = 2000
+_COLUMNS = (
+    *("v", "action", "stage", "actor_name", "via", "token_prefix"),
+    *("request_id", "engine_name", "kind", "result"),
+)
+
+
+@dataclass(frozen=True)
+class ChainFault:
+    """What is wrong, and from which entry on nothing can be trusted."""
+
+    seq: int
+    why: str
+
+
+@dataclass
+class Followed:
+    """How far the chain was followed, and where it leads."""
+
+    seq: int
+    hash: str
+    fault: ChainFault | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found. `verified_to` is the last entry that is as it was written."""
+
+    head: int
+    verified_to: int
+    checked_at: datetime
+    anchored_to: int
+    anchored_at: str
+    fault: ChainFault | None
+
+
+def log_start() -> tuple[int, str]:
+    """What the log begins behind: the last closed segment's head, or nothing."""
+    segment = AuditSegment.objects.order_by("-last").first()
+    return (segment.last, segment.head_hash) if segment else (0, GENESIS.hex())
+
+
+def follow(start: tuple[int, str], upto: int) -> Followed:
+    """Follow the chain from behind `start` to entry `upto`."""
+    rows = AuditEntry.objects.filter(seq__gt=start[0], seq__lte=upto).order_by("seq")
+    found = Followed(*start)
+    before = bytes.fromhex(start[1])
+    fields = ("seq", "body", "hash", "created_at", "job_id", *_COLUMNS)
+    for seq, body, hash_, created_at, job_id, *columns in rows.values_list(*fields).iterator(_ROWS):
+        if seq != found.seq + 1:
+            why = f"gap: the next entry there is {seq}"
+            found.fault = ChainFault(found.seq + 1, why)
+            return found
+        before = entry_hash(before, seq, body_digest(body))
+        if hash_ != before.hex():
+            found.fault = ChainFault(seq, "the hash does not follow from the entries before")
+            return found
+        if why := _column_fault(body, created_at, job_id, columns):
+            found.fault = ChainFault(seq, why)
+            return found
+        found.seq, found.hash = seq, hash_
+    if found.seq < upto:
+        found.fault = ChainFault(found.seq + 1, f"gap: nothing is there up to {upto}")
+    return found
+
+
+def _column_fault(body: str, created_at: Any, job_id: UUID | None, columns: list[Any]) -> str:
+    """What the log is searched by is what the body says."""
+    facts = json.loads(body)
+    wanted = columns_of(facts)
+    for name, value in zip(_COLUMNS, columns, strict=True):
+        if value != wanted[name]:
+            return f"the column {name} is not what the body says"
+    if instant(created_at) != facts["at"]:
+        return "the column created_at is not what the body says"
+    if (str(job_id) if job_id else None) != facts["job"]:
+        return "the column job_id is not what the body says"
+    return ""
+
+
+def anchor_fault(
+    anchors: list[Mapping[str, Any]], behind: int
+) -> tuple[Mapping[str, Any] | None, ChainFault | None]:
+    """The newest signed head that the log agrees with, and where it does not; heads up to `behind`
+    are those of a closed segment."""
+    anchors = [anchor for anchor in anchors if anchor["seq"] > behind]
+    numbers = [anchor["seq"] for anchor in anchors]
+    there: dict[int, str] = {}
+    for at in range(0, len(numbers), 500):
+        some = AuditEntry.objects.filter(seq__in=numbers[at : at + 500])
+        there |= dict(some.values_list("seq", "hash"))
+    good: Mapping[str, Any] | None = None
+    for anchor in anchors:
+        seq = anchor["seq"]
+        if there.get(seq) != anchor["hash"]:
+            why = "other entries were signed" if seq in there else "later entries were cut off"
+            first = good["seq"] + 1 if good else behind + 1
+            return good, ChainFault(first, f"the head of {anchor['at']} was {seq}: {why}")
+        good = anchor
+    return good, None
+
+
+def anchors_in(lines: Iterable[bytes], public_hex: str) -> list[Mapping[str, Any]] | int:
+    """The signed heads, oldest first; or the number of the first line that is not as it was
+    written."""
+    anchors: list[Mapping[str, Any]] = []
+    before, seq = "0" * 64, 0
+    for number, line in enumerate(lines, start=1):
+        record = opened(line[:-1].decode(errors="replace"), public_hex)
+        if record is None or not line.endswith(b"\n") or record.get("before") != before:
+            return number
+        if record.get("anchor") != 1 or record["seq"] < seq:
+            return number
+        before, seq = hashlib.sha256(line).hexdigest(), record["seq"]
+        anchors.append(record)
+    return anchors

@@ -1,0 +1,122 @@
+"""Jobs that follow another one: the same again, or its inverse. Both are new jobs, linked to it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from console.actors import Actor
+from console.choices import (
+    STORAGE_KINDS,
+    TERMINAL_STATES,
+    Follow,
+    JobKind,
+    JobState,
+    OnConflict,
+)
+from console.exceptions import Conflict
+from console.models import Job
+from console.params import JobParams
+from console.params.control import ContinueParams, ResumeParams
+from console.params.registry import params_from
+from console.params.storage import AttachParams, DetachParams, PoliciesParams
+from console.selectors.engines import engine_get
+from console.selectors.jobs import job_get
+from console.selectors.storage import is_as_left, undo_of
+from console.services.jobs import JobAsked, Origin, job_create
+
+RETRY_REASON, UNDO_REASON = "Retry of job {}", "Undo of job {}"
+
+
+def job_retry(
+    *,
+    job_id: UUID,
+    actor: Actor,
+    reason: str = "",
+    on_conflict: OnConflict = OnConflict.REFUSE,
+    idempotency_key: str | None = None,
+) -> JobAsked:
+    """Ask for the same again on every rank, with the parameters as they were recorded.
+
+    Raises JobNotFound, Conflict for a job that goes on or succeeded, and what job_create raises.
+    """
+    job = job_get(job_id=job_id)
+    if job.state not in TERMINAL_STATES:
+        raise Conflict(f"job {job.pk} has not ended: it is {job.phase}", facts={"state": job.state})
+    if job.state == JobState.SUCCEEDED:
+        raise Conflict(f"job {job.pk} succeeded; ask for a new one", facts={"state": job.state})
+    return job_create(
+        engine_name=job.engine.name,
+        params=params_from(job.kind, job.params),
+        reason=reason or RETRY_REASON.format(job.pk),
+        on_conflict=on_conflict,
+        actor=actor,
+        idempotency_key=idempotency_key,
+        origin=Origin(job, Follow.RETRY),
+    )
+
+
+def job_undo(
+    *,
+    job_id: UUID,
+    actor: Actor,
+    reason: str = "",
+    on_conflict: OnConflict = OnConflict.REFUSE,
+    idempotency_key: str | None = None,
+) -> JobAsked:
+    """Ask for the inverse of a job that succeeded.
+
+    Raises JobNotFound, Conflict where there is none or where somebody changed it since, and what
+    job_create raises.
+    """
+    job = job_get(job_id=job_id)
+    params = inverse_of(job)
+    if params is None:
+        raise Conflict(f"job {job.pk} cannot be undone: {_why_not(job)}")
+    if job.kind in STORAGE_KINDS and not is_as_left(job, engine_get(name=job.engine.name)):
+        raise Conflict(f"job {job.pk} cannot be undone: what it left was changed since")
+    return job_create(
+        engine_name=job.engine.name,
+        params=params,
+        reason=reason or UNDO_REASON.format(job.pk),
+        on_conflict=on_conflict,
+        actor=actor,
+        idempotency_key=idempotency_key,
+        origin=Origin(job, Follow.UNDO),
+    )
+
+
+def inverse_of(job: Job) -> JobParams | None:
+    """What would put back what this job changed; None where nothing would."""
+    if job.state != JobState.SUCCEEDED:
+        return None
+    match job.kind:
+        case JobKind.PAUSE_GENERATION:
+            return ContinueParams()
+        case JobKind.RELEASE_MEMORY:
+            return ResumeParams(tags=list(job.params["tags"]))
+        case _ if job.kind in STORAGE_KINDS:
+            return _storage_inverse(job)
+    return None
+
+
+def _storage_inverse(job: Job) -> JobParams | None:
+    undo = undo_of(job)
+    if undo is None:
+        return None
+    waits = {name: job.params[name] for name in ("timeout_s", "mode") if name in job.params}
+    policies = dict(undo.policies)
+    if undo.kind == JobKind.DETACH_STORAGE_BACKEND:
+        return DetachParams.model_validate(waits)
+    if undo.kind == JobKind.SET_CACHE_POLICIES:
+        return PoliciesParams.model_validate(policies)
+    assert undo.attached is not None
+    named = {"backend": str(undo.attached.backend), "config_id": undo.attached.config_id}
+    return AttachParams.model_validate({**named, "replace": True, **policies, **waits})
+
+
+def _why_not(job: Job) -> str:
+    if job.state != JobState.SUCCEEDED:
+        return f"it is {job.state}, and only what succeeded has an inverse"
+    if job.kind == JobKind.CLEAR_STORAGE_BACKEND:
+        return "what was deleted is gone"
+    return "its kind has no inverse that is one job"

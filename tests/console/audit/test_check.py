@@ -1,0 +1,133 @@
+"""The console's own check of the log: what is changed in the database is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import connection, transaction
+
+from console.chain import body_digest, entry_hash
+from console.models import AuditCheck, AuditEntry
+from console.services.audit_anchor import audit_anchor
+from console.services.audit_check import audit_check
+from tests.console.audit.exports import fill
+
+pytestmark = pytest.mark.django_db
+
+
+def by_force(sql, *values):
+    """What the owner of the database can do: take the triggers away, change, put them back."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
+            triggers = cursor.fetchall()
+            for name, _ in triggers:
+                cursor.execute(f"DROP TRIGGER {name}")
+            cursor.execute(sql, values)
+            for _, text in triggers:
+                cursor.execute(text)
+        else:
+            cursor.execute("ALTER TABLE console_auditentry DISABLE TRIGGER USER")
+            cursor.execute(sql, values)
+            cursor.execute("ALTER TABLE console_auditentry ENABLE TRIGGER USER")
+
+
+def test_an_untouched_log_is_right_and_is_not_followed_twice(
+    django_assert_max_num_queries,
+):
+    fill(30)
+    audit_anchor()
+    verdict = audit_check()
+    assert (verdict.head, verdict.verified_to, verdict.anchored_to) == (30, 30, 30)
+    assert verdict.fault is None
+    fill(5)
+    with django_assert_max_num_queries(12):
+        verdict = audit_check()
+    assert (verdict.verified_to, verdict.anchored_to, verdict.fault) == (35, 30, None)
+    assert AuditCheck.objects.get().seq == 35
+
+
+def test_an_empty_log_is_right():
+    assert audit_check().verified_to == 0
+
+
+@pytest.mark.parametrize(
+    ("sql", "values"),
+    [
+        ("UPDATE console_auditentry SET body = replace(body, 'ana', 'bob') WHERE seq = 12", ()),
+        ("UPDATE console_auditentry SET hash = %s WHERE seq = 12", ("0" * 64,)),
+        ("UPDATE console_auditentry SET actor_name = 'bob' WHERE seq = 12", ()),
+        ("UPDATE console_auditentry SET token_prefix = '' WHERE seq = 12", ()),
+        ("UPDATE console_auditentry SET result = 'succeeded' WHERE seq = 12", ()),
+        ("UPDATE console_auditentry SET created_at = '2020-01-01 00:00:00' WHERE seq = 12", ()),
+        ("DELETE FROM console_auditentry WHERE seq = 12", ()),
+    ],
+)
+@pytest.mark.parametrize("was_checked", [False, True])
+def test_a_changed_or_deleted_entry_is_named(sql, values, was_checked):
+    fill(30)
+    if was_checked:
+        audit_check()
+    by_force(sql, *values)
+    verdict = audit_check(is_full=True)
+    assert verdict.fault is not None and verdict.fault.seq == 12, verdict
+    assert verdict.verified_to == 11
+    fill(1)
+    again = audit_check()  # what was found is not forgotten
+    assert again.fault == verdict.fault and again.verified_to == 11
+
+
+def rechain(first):
+    """All hashes from `first` on made anew, as one can who has the database and this code."""
+    head = bytes.fromhex(AuditEntry.objects.get(seq=first - 1).hash)
+    for entry in AuditEntry.objects.filter(seq__gte=first).order_by("seq"):
+        head = entry_hash(head, entry.seq, body_digest(entry.body))
+        by_force("UPDATE console_auditentry SET hash = %s WHERE seq = %s", head.hex(), entry.seq)
+
+
+def test_only_a_signed_head_betrays_a_chain_made_anew():
+    fill(30, anchor_every=10)
+    body = AuditEntry.objects.get(seq=12).body.replace('"number":11', '"number":99')
+    by_force("UPDATE console_auditentry SET body = %s WHERE seq = 12", body)
+    rechain(12)
+    verdict = audit_check(is_full=True)
+    assert verdict.fault is not None and verdict.fault.seq == 11
+    assert "other entries were signed" in verdict.fault.why and verdict.anchored_to == 10
+
+
+def test_a_tail_that_was_cut_is_betrayed_by_a_signed_head():
+    fill(30, anchor_every=10)
+    by_force("DELETE FROM console_auditentry WHERE seq > 25")
+    verdict = audit_check(is_full=True)
+    assert verdict.fault is not None and verdict.fault.seq == 21
+    assert "cut off" in verdict.fault.why and verdict.anchored_to == 20
+
+
+def test_a_tail_that_was_cut_after_a_check_is_noticed_at_the_next_one():
+    fill(30)
+    audit_check()
+    by_force("DELETE FROM console_auditentry WHERE seq > 25")
+    assert audit_check().fault is not None
+
+
+@pytest.mark.parametrize("how", ["edited", "removed"])
+def test_anchors_that_were_touched_are_named(settings, how):
+    fill(30, anchor_every=10)
+    lines = settings.AUDIT_ANCHORS_FILE.read_bytes().splitlines(keepends=True)
+    record = json.loads(lines[1])
+    record["record"]["seq"] = 21
+    lines[1:2] = [json.dumps(record).encode() + b"\n"] if how == "edited" else []
+    settings.AUDIT_ANCHORS_FILE.write_bytes(b"".join(lines))
+    verdict = audit_check(is_full=True)
+    assert verdict.fault is not None and "line 2 of the anchors was changed" in verdict.fault.why
+
+
+def test_an_anchor_that_a_crash_left_unfinished_is_written_anew(settings):
+    fill(10, anchor_every=10)
+    with settings.AUDIT_ANCHORS_FILE.open("ab") as file:
+        file.write(b'{"key":"00')
+    fill(1)
+    audit_anchor()
+    verdict = audit_check()
+    assert (verdict.anchored_to, verdict.fault) == (11, None)
