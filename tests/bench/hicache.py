@@ -41,6 +41,7 @@ from engine.memory.page_copy import PageCopier  # noqa: E402
 from engine.models.gguf import convert, find_packaged_gguf  # noqa: E402
 from engine.protocol import HostLayout, StorageBackend, read_config  # noqa: E402
 from tests.bench.engine import CACHE, cpu_name, write  # noqa: E402
+from tests.bench.raw_clients import raw_client  # noqa: E402
 from tests.bench.weights import Clients, gaps  # noqa: E402
 from tests.engine.cache.storage.bed import ServedBed  # noqa: E402
 from tests.engine.cache.storage.beds_native import MooncakeBed, NixlObjectsBed  # noqa: E402
@@ -216,7 +217,7 @@ def bandwidth(reps: int) -> list[str]:
     size = PAGES * pool.record_bytes
     lines = [
         f"{PAGES} pages of {SHAPE.payload_bytes / 1024:.0f} KiB (SmolLM2, {PAGE_TOKENS} tokens), "
-        "MB/s; of raw: beside the same bytes through the medium alone:",
+        "MB/s; of raw: beside the same bytes through the medium or its client alone:",
         "",
         "| tier | write | read | of raw |",
         "| --- | --- | --- | --- |",
@@ -228,9 +229,12 @@ def bandwidth(reps: int) -> list[str]:
         with backends(Path(folder)) as found:
             for name, (backend, config) in found.items():
                 puts, gets = through(backend, config, Path(folder), pool, reps)
-                beside = ""
-                if name == "file":
-                    beside = f"{_ratio(raw[0], puts)} write, {_ratio(raw[1], gets)} read"
+                words, writes, reads = "the disk", *raw
+                if name != "file":
+                    words, writes, reads = raw_client(
+                        name, Path(folder), config, pool, pages=PAGES, reps=reps
+                    )
+                beside = f"{_ratio(writes, puts)} write, {_ratio(reads, gets)} read ({words})"
                 lines.append(f"| {name} | {mb_s(size, puts)} | {mb_s(size, gets)} | {beside} |")
     return lines
 
