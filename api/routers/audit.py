@@ -10,7 +10,7 @@ from api.query import only_query
 from api.schemas.inputs import AuditExportQuery, AuditQuery, AuditVerifyQuery
 from api.schemas.outputs import AuditHeadOut, AuditOut, AuditPage, AuditVerdictOut, Problem
 from console.downloads import streamed
-from console.selectors.audit import audit_get, audit_list
+from console.selectors.audit import FILTER_NAMES, audit_get, audit_list
 from console.selectors.audit_payloads import (
     audit_head_payload,
     audit_payload,
@@ -23,17 +23,13 @@ from console.services.audit_reads import audit_read
 
 router = Router(tags=["audit"])
 
-_FILTERS = (
-    *("actor", "token", "via", "engine", "kind", "action", "result", "request", "job"),
-    *("since", "until"),
-)
 _PROBLEMS = {401: Problem, 403: Problem, 422: Problem, 503: Problem}
 
 
 @router.get(
     "", response={200: AuditPage, **_PROBLEMS}, url_name="audit", summary="Search the audit log"
 )
-@only_query("cursor", *_FILTERS)
+@only_query("cursor", *FILTER_NAMES)
 def audit(request: HttpRequest, query: Query[AuditQuery]) -> dict[str, Any]:
     """Entries that fit, newest first."""
     audit_read(actor=actor(request))
@@ -60,7 +56,7 @@ def verify(request: HttpRequest, query: Query[AuditVerifyQuery]) -> dict[str, An
 
 
 @router.get("/export", response=_PROBLEMS, summary="Export the log, or what is chosen of it")
-@only_query("form", *_FILTERS)
+@only_query("form", *FILTER_NAMES)
 def export(request: HttpRequest, query: Query[AuditExportQuery]) -> HttpResponseBase:
     """JSON lines that prove themselves (docs/audit.md), or CSV, which proves nothing."""
     made = audit_export(chosen=query.chosen(), actor=actor(request), form=query.form)

@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, RootModel, StringConstrai
 
 from console.choices import JobKind, JobState
 from console.params import PARAMS, JobParams
-from console.selectors.audit import AuditFilter
+from console.selectors.audit import FILTER_NAMES, AuditFilter
 from console.services.reasons import MAX_REASON_CHARS
 from engine.protocol import MAX_TIMEOUT_S
 
@@ -146,8 +146,7 @@ class AuditFilterQuery(Strict):
 
     def chosen(self) -> AuditFilter:
         """As the selector takes it."""
-        names = AuditFilter.__dataclass_fields__
-        return AuditFilter(**{name: getattr(self, name) for name in names})
+        return AuditFilter(**{name: getattr(self, name) for name in FILTER_NAMES})
 
 
 class AuditQuery(AuditFilterQuery):

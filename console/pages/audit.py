@@ -16,11 +16,12 @@ from console.exceptions import Invalid
 from console.models import AuditEntry, AuditSegment
 from console.pages.asking import sentence
 from console.pages.audit_chain import check_steps, check_view, newest_anchors, rank_changes
-from console.pages.audit_search import NAMES, search_read, search_text
+from console.pages.audit_search import search_read, search_text
 from console.pages.audit_words import entry_reason, entry_sentence, entry_word
 from console.pages.shell import page, page_render, see_other
 from console.requests import actor_of
 from console.selectors.audit import (
+    FILTER_NAMES,
     AuditFilter,
     audit_body,
     audit_get,
@@ -85,7 +86,7 @@ def audit(request: HttpRequest) -> HttpResponse:
             "head": audit_head(),
             "q": text or search_text(chosen),
             "wrong": wrong,
-            "fields": NAMES,
+            "fields": FILTER_NAMES,
             "results": RESULTS,
             "cursor": cursor,
             "check": check_view(),

@@ -10,7 +10,8 @@ from typing import Any  # bodies and anchors are any JSON objects
 
 from django.conf import settings
 
-from console.models import AuditCheck, AuditSegment
+from console.models import AuditCheck
+from console.selectors.audit_chain import log_start
 
 _TAIL_BYTES = 16_384
 NUM_ANCHORS = 10
@@ -53,8 +54,7 @@ def check_steps(view: CheckView) -> list[dict[str, str]]:
         return []
     is_anchor = "anchor" in view.fault or "signed" in view.fault or "cut off" in view.fault
     chain = "ok" if not view.fault or is_anchor else "failed"
-    segment = AuditSegment.objects.order_by("-last").first()
-    first = segment.last + 1 if segment else 1
+    first = log_start()[0] + 1
     return [
         {
             "word": chain,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields
 from datetime import UTC, date, datetime, time
 from uuid import UUID
 
 from console.exceptions import Invalid
-from console.selectors.audit import AuditFilter
+from console.selectors.audit import FILTER_NAMES, AuditFilter
 
-NAMES = tuple(field.name for field in fields(AuditFilter))
 MAX_CHARS = 400
 
 
@@ -27,8 +25,8 @@ def search_read(text: str) -> AuditFilter:
         name, colon, value = word.partition(":")
         if not colon:
             name, value = _bare(word)
-        if name not in NAMES:
-            raise Invalid(f"{name!r} is no field; the fields are {', '.join(NAMES)}")
+        if name not in FILTER_NAMES:
+            raise Invalid(f"{name!r} is no field; the fields are {', '.join(FILTER_NAMES)}")
         if name in found:
             raise Invalid(f"{name} is there twice")
         found[name] = _value(name, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any  # a parsed body is any JSON object
 from urllib.parse import urlencode
@@ -68,6 +68,9 @@ class AuditFilter:
     def as_text(self) -> str:
         """One line; "" for everything."""
         return urlencode(self.fields())
+
+
+FILTER_NAMES = tuple(field.name for field in fields(AuditFilter))
 
 
 def audit_list(

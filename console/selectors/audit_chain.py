@@ -50,9 +50,14 @@ class Verdict:
     fault: ChainFault | None
 
 
+def newest_segment() -> AuditSegment | None:
+    """What was closed last; the log goes on behind it."""
+    return AuditSegment.objects.order_by("-last").first()
+
+
 def log_start() -> tuple[int, str]:
     """What the log begins behind: the last closed segment's head, or nothing."""
-    segment = AuditSegment.objects.order_by("-last").first()
+    segment = newest_segment()
     return (segment.last, segment.head_hash) if segment else (0, GENESIS.hex())
 
 

@@ -17,11 +17,12 @@ from itertools import islice
 from django.db import transaction
 
 from console.actors import Actor
-from console.chain import GENESIS, body_digest, instant
+from console.chain import body_digest, instant
 from console.choices import AuditStage
 from console.clock import db_now
-from console.models import AuditEntry, AuditSegment
+from console.models import AuditEntry
 from console.selectors.audit import AuditFilter
+from console.selectors.audit_chain import log_start, newest_segment
 from console.services.audit import audit_append
 from console.services.audit_anchor import audit_anchor
 from console.services.audit_key import signer
@@ -170,13 +171,22 @@ def audit_export(
             facts={"object": "audit log", "form": form, "filter": chosen.as_text()},
         )
     audit_anchor(now)
-    segment = AuditSegment.objects.order_by("-last").first()
+    return export_behind(entry.seq, chosen=chosen, at=now, by=actor.name)
+
+
+def export_behind(
+    last: int, *, chosen: AuditFilter, at: datetime, by: str, is_segment: bool = False
+) -> Export:
+    """From the beginning of the log, or from behind what was closed last, to entry `last`."""
+    segment = newest_segment()
+    before_seq, before = log_start()
     return Export(
-        first=segment.last + 1 if segment else 1,
-        last=entry.seq,
-        before=segment.head_hash if segment else GENESIS.hex(),
+        first=before_seq + 1,
+        last=last,
+        before=before,
         segment=segment.record if segment else "",
         chosen=chosen,
-        at=instant(now),
-        by=actor.name,
+        at=instant(at),
+        by=by,
+        is_segment=is_segment,
     )

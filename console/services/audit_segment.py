@@ -24,7 +24,7 @@ from console.selectors.audit import AuditFilter
 from console.selectors.audit_chain import log_start
 from console.services.audit import audit_append
 from console.services.audit_check import audit_check
-from console.services.audit_export import Export
+from console.services.audit_export import export_behind
 from console.services.audit_key import signer
 
 _VERIFY = Path(__file__).resolve().parents[2] / "bin" / "audit-verify"
@@ -49,7 +49,7 @@ def audit_segment_close(
     if verdict.fault is not None:
         raise Conflict(f"the log is broken from {verdict.fault.seq} on: {verdict.fault.why}")
     path = folder / f"audit-{first}-{last}.jsonl"
-    record, digest = _written(path, first, last, actor, now)
+    record, digest = _written(path, last, actor, now)
     begin, head = AuditEntry.objects.get(seq=first), AuditEntry.objects.get(seq=last)
     with transaction.atomic(), _deletion_allowed():
         AuditEntry.objects.filter(seq__gte=first, seq__lte=last).delete()
@@ -82,19 +82,9 @@ def audit_segment_close(
     return segment
 
 
-def _written(path: Path, first: int, last: int, actor: Actor, now: datetime) -> tuple[str, str]:
+def _written(path: Path, last: int, actor: Actor, now: datetime) -> tuple[str, str]:
     """Write and verify the file; returns its closing record and its SHA-256."""
-    behind = AuditSegment.objects.order_by("-last").first()
-    export = Export(
-        first=first,
-        last=last,
-        before=log_start()[1],
-        segment=behind.record if behind else "",
-        chosen=AuditFilter(),
-        at=instant(now),
-        by=actor.name,
-        is_segment=True,
-    )
+    export = export_behind(last, chosen=AuditFilter(), at=now, by=actor.name, is_segment=True)
     digest, line = hashlib.sha256(), b""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
