@@ -15,12 +15,12 @@ from django.views.decorators.http import require_http_methods
 
 from console.choices import TERMINAL_STATES, JobState, Via
 from console.clock import db_now
-from console.exceptions import Conflict, ConsoleError, EngineNotFound
+from console.exceptions import Conflict
 from console.models import Job
-from console.pages.asking import key_read, reason_check
+from console.pages.asking import asked_or_again, key_read, reason_check
 from console.pages.kinds import asked_of, job_title, kind_words
 from console.pages.plan_rows import PlanPanel
-from console.pages.shell import page, page_render, see_other
+from console.pages.shell import page, page_render
 from console.params.registry import params_from
 from console.requests import actor_of
 from console.selectors.jobs import job_get
@@ -98,17 +98,13 @@ def retry(request: HttpRequest, job_id: UUID) -> HttpResponseBase:
         form.errors["confirm"] = f"Type {job.engine.name} to confirm."
     if form.errors:
         return _form_page(request, job, form, status=422)
-    try:
-        asked = job_retry(
+    return asked_or_again(
+        form,
+        lambda: job_retry(
             job_id=job_id,
             actor=actor_of(request, via=Via.UI),
             reason=form.reason,
             idempotency_key=form.key,
-        )
-    except EngineNotFound:
-        raise
-    except ConsoleError as error:
-        form.errors["form"] = f"Refused, nothing was sent: {error.message}."
-        form.errors["holder"] = str(error.facts.get("holder") or "")
-        return _form_page(request, job, form, status=error.status)
-    return see_other(reverse("job", args=[asked.job.pk]))
+        ),
+        lambda status: _form_page(request, job, form, status=status),
+    )

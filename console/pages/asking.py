@@ -16,7 +16,7 @@ from console.exceptions import ConsoleError, EngineNotFound, IdempotencyMismatch
 from console.pages.shell import see_other
 from console.params import JobParams
 from console.requests import actor_of
-from console.services.jobs import job_create
+from console.services.jobs import JobAsked, job_create
 from console.services.reasons import reason_read
 from engine.protocol import MAX_TIMEOUT_S
 
@@ -85,15 +85,27 @@ def answered(
     send, else the refusal's status. Raises EngineNotFound."""
     if params is None:
         return again(422)
-    try:
-        asked = job_create(
+    return asked_or_again(
+        form,
+        lambda: job_create(
             engine_name=engine,
             params=params,
             reason=form.reason,
             on_conflict=OnConflict.REFUSE,
             actor=actor_of(request, via=Via.UI),
             idempotency_key=form.key,
-        )
+        ),
+        again,
+    )
+
+
+def asked_or_again(
+    form: Asking, ask: Callable[[], JobAsked], again: Callable[[int], HttpResponse]
+) -> HttpResponseBase:
+    """On to the page of the job that `ask` makes; or `again` with the refusal's status, and the
+    refusal among the form's errors. Raises EngineNotFound."""
+    try:
+        asked = ask()
     except EngineNotFound:
         raise
     except IdempotencyMismatch as error:
