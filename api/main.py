@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import structlog
+from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI, Swagger
-from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
+from ninja.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    HttpError,
+    Throttled,
+    ValidationError,
+)
 
 from api.auth import AUTH
+from api.limits import CallerThrottle
 from api.parser import StrictParser
 from api.problems import problem, problem_of
 from api.routers.audit import router as audit_router
 from api.routers.backends import router as backends_router
 from api.routers.engines import router as engines_router
+from api.routers.events import router as events_router
 from api.routers.jobs import router as jobs_router
+from api.routers.keys import router as keys_router
+from api.routers.tokens import router as tokens_router
 from api.routers.uploads import router as uploads_router
+from api.routers.users import me_router
+from api.routers.users import router as users_router
 from console.choices import JobKind
 from console.exceptions import BodyTooLarge, ConsoleError
 
@@ -28,20 +42,42 @@ log = structlog.get_logger(__name__)
 # plain views beside the operations.
 PUBLIC_OPERATIONS: frozenset[tuple[str, str]] = frozenset()
 
-api = NinjaAPI(
+
+class _Api(NinjaAPI):
+    """Every operation may also be throttled, and may meet a fault of ours."""
+
+    def get_openapi_schema(self, **options: Any) -> Any:
+        """The document, with the answers that any operation can give."""
+        schema = super().get_openapi_schema(**options)
+        content = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+        for methods in schema["paths"].values():
+            for operation in methods.values():
+                for status, words in ((429, "Too Many Requests"), (500, "A fault of the console")):
+                    answers = operation["responses"]
+                    answers.setdefault(status, {"description": words, "content": content})
+        return schema
+
+
+api = _Api(
     title="Quiesce",
     version="1",
     description="Change a serving engine on every rank or on none, on record.",
     urls_namespace="api-1",
     auth=AUTH,
     parser=StrictParser(),
+    throttle=[CallerThrottle(f"{settings.API_RATE_PER_SECOND}/s")],
     docs=Swagger(settings={"persistAuthorization": False}),
 )
 api.add_router("/engines", engines_router)
 api.add_router("/backends", backends_router)
+api.add_router("/keys", keys_router)
 api.add_router("/jobs", jobs_router)
 api.add_router("/uploads", uploads_router)
 api.add_router("/audit", audit_router)
+api.add_router("/tokens", tokens_router)
+api.add_router("/users", users_router)
+api.add_router("/me", me_router)
+api.add_router("/events", events_router)
 
 
 @api.exception_handler(ConsoleError)
@@ -62,6 +98,14 @@ def _path(item: dict[str, Any]) -> str:
     return ".".join(parts) or str(item["loc"][0])
 
 
+def _words(item: dict[str, Any]) -> str:
+    """What is wrong, without what was sent: a secret may have been sent by mistake."""
+    text = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "union_tag_invalid":
+        return f"must be one of {text.rpartition('expected tags: ')[2]}"
+    return text
+
+
 @api.exception_handler(ValidationError)
 def on_validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
     """A field is missing, unknown or out of bounds: each is named, its value is not repeated."""
@@ -69,7 +113,7 @@ def on_validation_error(request: HttpRequest, error: ValidationError) -> HttpRes
         {
             "field": _path(item),
             "in": str(item["loc"][0]),
-            "message": str(item["msg"]).removeprefix("Value error, "),
+            "message": _words(item),
             "type": str(item["type"]),
         }
         for item in error.errors
@@ -101,6 +145,18 @@ def on_unauthenticated(request: HttpRequest, error: AuthenticationError) -> Http
 def on_unauthorized(request: HttpRequest, error: AuthorizationError) -> HttpResponse:
     """Known, but not allowed."""
     return problem(request, status=403, code="forbidden", detail="This is not allowed to you.")
+
+
+@api.exception_handler(Throttled)
+def on_throttled(request: HttpRequest, error: Throttled) -> HttpResponse:
+    """More than this caller's share of a second."""
+    return problem(
+        request,
+        status=429,
+        code="too_many_requests",
+        detail=f"more than {settings.API_RATE_PER_SECOND} requests in a second; wait a little",
+        headers={"Retry-After": str(max(1, math.ceil(error.wait or 1)))},
+    )
 
 
 @api.exception_handler(HttpError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from console.access import EVERYTHING, NOTHING, Rights
 from console.choices import Via
 
 
@@ -17,11 +18,12 @@ class Actor:
     token_prefix: str = ""
     source_ip: str = ""
     request_id: str = ""
+    rights: Rights = NOTHING
 
     @staticmethod
     def system(part: str) -> Actor:
         """A part of the console that acts by itself, such as the reconciler."""
-        return Actor(user_id=None, name=f"system:{part}", via=Via.SYSTEM)
+        return Actor(user_id=None, name=f"system:{part}", via=Via.SYSTEM, rights=EVERYTHING)
 
     @property
     def key(self) -> str:

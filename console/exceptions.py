@@ -81,12 +81,28 @@ class UnsupportedMediaType(ConsoleError):
     status = 415
 
 
+class Forbidden(ConsoleError):
+    """The asker is known, and not allowed to. Facts: `act`."""
+
+    code = "forbidden"
+    title = "Not allowed"
+    status = 403
+
+
 class Conflict(ConsoleError):
     """The state of things does not allow this now."""
 
     code = "conflict"
     title = "Conflict"
     status = 409
+
+
+class PreconditionFailed(ConsoleError):
+    """The thing has changed since the asker read it. Facts: `version`."""
+
+    code = "precondition_failed"
+    title = "It has changed"
+    status = 412
 
 
 class EngineBusy(Conflict):
@@ -131,6 +147,12 @@ class EngineUnreachable(Unavailable):
     """No answer from the engine in the time allowed."""
 
     code = "engine_unreachable"
+
+
+class ConsoleKeyUnusable(Unavailable):
+    """An engine elsewhere cannot be spoken to: the console's own key is missing or unsafe."""
+
+    code = "console_key_unusable"
 
 
 class AuditUnavailable(Unavailable):

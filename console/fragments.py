@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from console.models import User
+from console.access import Rights
 
-# (topic, user) -> [(element id, inner or outer HTML)]; called in a thread, may read the database.
-Renderer = Callable[[str, User], list[tuple[str, str]]]
+# (topic, rights) -> [(element id, inner or outer HTML)]; called in a thread, may read the database.
+Renderer = Callable[[str, Rights], list[tuple[str, str]]]
 
 _renderers: dict[str, Renderer] = {}
 
@@ -26,7 +26,7 @@ def register(kind: str, renderer: Renderer) -> None:
     _renderers[kind] = renderer
 
 
-def render(topic: str, user: User) -> list[tuple[str, str]]:
-    """The fragments of `topic` as `user` may see them; none when no page shows it."""
+def render(topic: str, rights: Rights) -> list[tuple[str, str]]:
+    """The fragments of `topic` as one with `rights` may see them; none when no page shows it."""
     renderer = _renderers.get(topic_kind(topic))
-    return renderer(topic, user) if renderer else []
+    return renderer(topic, rights) if renderer else []

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import os
 import threading
+import time
 from typing import Any  # a channel layer is known to Channels by name only
 
 import redis
@@ -20,9 +21,21 @@ log = structlog.get_logger(__name__)
 
 FLEET = "fleet"
 JOBS = "jobs"
+PENDING = "pending"
 HINT = "live.hint"  # consumers handle it as `live_hint`
 CLOSED = "live.closed"  # consumers handle it as `live_closed`
+RIGHTS = "live.rights"  # consumers handle it as `live_rights`
 MAX_PENDING = 1000
+
+
+def fleet_topic(after: str = "", q: str = "") -> str:
+    """The topic of one page of the list of engines: behind a name, of those that hold `q`."""
+    return f"{FLEET}:{after}:{q}" if after or q else FLEET
+
+
+def topic_base(topic: str) -> str:
+    """Whose hints are heard for a topic: each page of the fleet hears those of the fleet."""
+    return FLEET if topic.startswith(f"{FLEET}:") else topic
 
 
 def engine_topic(name: str) -> str:
@@ -37,7 +50,7 @@ def job_topic(job_id: object) -> str:
 
 def topic_group(topic: str) -> str:
     """The channel layer's name of a topic: it allows letters, digits, `-`, `_` and `.` only."""
-    return "topic." + topic.replace(":", ".")
+    return "topic." + topic_base(topic).replace(":", ".")
 
 
 def session_group(session_key: str) -> str:
@@ -88,6 +101,11 @@ class _Sender:
         finally:
             self._pending -= 1
 
+    def settle(self, timeout_s: float) -> None:
+        ends = time.monotonic() + timeout_s
+        while self._pending and time.monotonic() < ends:
+            time.sleep(0.005)
+
 
 _senders: dict[int, _Sender] = {}
 _lock = threading.Lock()
@@ -103,15 +121,23 @@ def _send(group: str, message: dict[str, Any]) -> None:
     sender.send(group, message)
 
 
+def settle(timeout_s: float = 6.0) -> None:
+    """Wait until what was to be sent is sent, or cannot be: for a process that ends after it."""
+    sender = _senders.get(os.getpid())
+    if sender is not None:
+        sender.settle(timeout_s)
+
+
 def topic_changed(topic: str) -> None:
     """Hint that `topic` is to be read again."""
     _send(topic_group(topic), {"type": HINT, "topic": topic})
 
 
 def job_changed(job_id: object) -> None:
-    """Hint that a job, and so the list of jobs, changed."""
+    """Hint that a job, and so both lists of jobs, changed."""
     topic_changed(job_topic(job_id))
     topic_changed(JOBS)
+    topic_changed(PENDING)
 
 
 def engine_changed(name: str) -> None:
@@ -126,5 +152,10 @@ def session_closed(session_key: str) -> None:
 
 
 def user_closed(user_id: int) -> None:
-    """Close every socket of a person whose rights or password changed."""
+    """Close every socket of a person whose log-ins have ended."""
     _send(user_group(user_id), {"type": CLOSED})
+
+
+def user_changed(user_id: int) -> None:
+    """Close every socket of a person whose roles changed; their log-in goes on."""
+    _send(user_group(user_id), {"type": RIGHTS})

@@ -17,11 +17,13 @@ import zmq
 from django.db import DatabaseError, connection
 
 from console import notify
+from console.exceptions import ConsoleKeyUnusable
+from console.gateways.zmq import curve_of
 from console.mirror import EngineMirror
 from console.models import Engine
 from console.selectors.engines import engines_enabled
 from console.snapshots import StoredSnapshot, beat_put, nudge_put, snapshot_put, snapshots_get
-from engine.client import EngineClient, EngineTimeout, EventStream
+from engine.client import Curve, EngineClient, EngineTimeout, EventStream
 from engine.protocol import (
     EngineState,
     Event,
@@ -54,9 +56,14 @@ class EngineFollower:
     """Listens to one engine until stopped, and publishes its mirror."""
 
     def __init__(
-        self, engine: Engine, context: zmq.Context[zmq.Socket[bytes]], send: Publish = publish
+        self,
+        engine: Engine,
+        context: zmq.Context[zmq.Socket[bytes]],
+        send: Publish = publish,
+        curve: Curve | None = None,
     ) -> None:
         self.engine = engine
+        self.curve = curve
         self.mirror = EngineMirror()
         self._context = context
         self._send = send
@@ -85,8 +92,10 @@ class EngineFollower:
         return self._thread.is_alive()
 
     def _run(self) -> None:
-        stream = EventStream(self._context, self.engine.events_address)
-        client = EngineClient(self._context, self.engine.control_address, name="quiesce-relay")
+        stream = EventStream(self._context, self.engine.events_address, curve=self.curve)
+        client = EngineClient(
+            self._context, self.engine.control_address, name="quiesce-relay", curve=self.curve
+        )
         try:
             self._recall()
             while not self._stop.is_set():
@@ -188,12 +197,18 @@ class EngineFollower:
         self._published_at, self._published_key = now_s, key
 
 
+def _way(engine: Engine, curve: Curve | None) -> tuple[object, ...]:
+    """What a follower is connected by: when it differs, another one is started."""
+    return engine.control_address, engine.events_address, curve
+
+
 class Relay:
     """Follows every enabled engine; notices new, changed and removed ones by itself."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._followers: dict[str, EngineFollower] = {}
+        self._faults: dict[str, str] = {}  # engines that cannot be followed, and why: told once
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set."""
@@ -210,27 +225,37 @@ class Relay:
 
     def _refresh(self) -> None:
         try:
-            wanted = {engine.name: engine for engine in engines_enabled()}
+            wanted = self._wanted()
         except DatabaseError as error:
             log.warning("engines not read", error=repr(error))
             return
         finally:
             connection.close()
         for name, follower in list(self._followers.items()):
-            engine = wanted.get(name)
-            same = engine is not None and (
-                engine.control_address,
-                engine.events_address,
-            ) == (follower.engine.control_address, follower.engine.events_address)
-            if not same or not follower.is_alive:
-                if not follower.is_alive:
-                    log.error("relay thread died", engine=name)
-                follower.stop()
-                del self._followers[name]
-        for name, engine in wanted.items():
+            if not follower.is_alive:
+                log.error("relay thread died", engine=name)
+            elif name in wanted and _way(*wanted[name]) == _way(follower.engine, follower.curve):
+                continue
+            follower.stop()
+            del self._followers[name]
+        for name, (engine, curve) in wanted.items():
             if name not in self._followers:
-                self._followers[name] = EngineFollower(engine, self._context)
+                self._followers[name] = EngineFollower(engine, self._context, curve=curve)
                 self._followers[name].start()
+
+    def _wanted(self) -> dict[str, tuple[Engine, Curve | None]]:
+        """Engines to follow, with the keys for it. Raises DatabaseError."""
+        wanted: dict[str, tuple[Engine, Curve | None]] = {}
+        faults: dict[str, str] = {}
+        for engine in engines_enabled():
+            try:
+                wanted[engine.name] = engine, curve_of(engine)
+            except ConsoleKeyUnusable as error:
+                faults[engine.name] = error.message
+                if self._faults.get(engine.name) != error.message:
+                    log.error("engine not followed", engine=engine.name, reason=error.message)
+        self._faults = faults
+        return wanted
 
     def _beat(self) -> None:
         if all(follower.is_alive for follower in self._followers.values()):

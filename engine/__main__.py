@@ -1,4 +1,4 @@
-"""`python -m engine serve | load | convert | demo-checkpoint`: argv → typed settings → one process.
+"""`python -m engine serve | keys | load | …`: argv → typed settings → one process.
 
 `serve` starts `frontend` and `rank`, which are not for people.
 """
@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.config import ConfigError, EngineConfig
@@ -23,6 +26,21 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--model", required=True, help="Hugging Face folder")
     serve.add_argument("--state-dir", required=True, help="journal, sockets, compiled kernels")
     serve.add_argument("--run-dir", default="", help="sockets; default: in the state folder")
+    serve.add_argument(
+        "--control-address", default="", help="tcp://IP:PORT; default: a socket in the run folder"
+    )
+    serve.add_argument(
+        "--events-address", default="", help="tcp://IP:PORT; default: a socket in the run folder"
+    )
+    serve.add_argument(
+        "--curve-key", default="", help="made by `keys`; default: engine-curve in the state folder"
+    )
+    serve.add_argument(
+        "--authorized-keys",
+        default="",
+        help="public keys of the consoles that a tcp address lets in, one a line, a name after it; "
+        "read again when it changes",
+    )
     serve.add_argument("--kernels-dir", default="", help="default: in the state folder")
     serve.add_argument("--served-model-name", default="")
     serve.add_argument(
@@ -38,6 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--max-upload-bytes", type=int, default=64 << 30, help="of one update")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=30000)
+    serve.add_argument(
+        "--http-url",
+        default="",
+        help="where others reach it, when --host is 0.0.0.0 or behind a proxy",
+    )
     serve.add_argument("--dp-size", type=int, default=2)
     serve.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     serve.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -83,9 +106,18 @@ def _parser() -> argparse.ArgumentParser:
         "this machine",
     )
     serve.add_argument("--cors-origin", action="append", default=[])
+    serve.add_argument(
+        "--effect-log",
+        default="",
+        metavar="FILE",
+        help="append a line of JSON for each commit and undo of each rank, on the disk before it "
+        "is acknowledged; default: none",
+    )
     serve.add_argument("--log-level", default="INFO")
     convert = commands.add_parser("convert", help="make the packaged model a Hugging Face folder")
     convert.add_argument("--out", required=True)
+    keys = commands.add_parser("keys", help="make the engine's CURVE key; print its public half")
+    keys.add_argument("--dir", required=True, help="of engine-curve: the engine's state folder")
     demo = commands.add_parser(
         "demo-checkpoint", help="fine-tune a model into a pirate: weights to try an update with"
     )
@@ -124,6 +156,7 @@ def _config(args: argparse.Namespace) -> EngineConfig:
         served_model_name=args.served_model_name,
         host=args.host,
         port=args.port,
+        http_url=args.http_url,
         dp_size=args.dp_size,
         device=args.device,
         dtype=args.dtype,
@@ -145,9 +178,14 @@ def _config(args: argparse.Namespace) -> EngineConfig:
         max_queued_requests=args.max_queued_requests,
         context_len=args.context_length,
         threads=args.threads,
+        control_tcp=args.control_address,
+        events_tcp=args.events_address,
+        curve_key=args.curve_key or str(state / "engine-curve"),
+        authorized_keys=args.authorized_keys,
         api_key=os.environ.get("QUIESCE_API_KEY", ""),
         admin_api_key=os.environ.get("QUIESCE_ADMIN_API_KEY", ""),
         cors_origins=tuple(args.cors_origin),
+        effect_log=str(Path(args.effect_log).resolve()) if args.effect_log else "",
         log_level=args.log_level,
     )
 
@@ -176,6 +214,21 @@ def _convert(out: Path) -> int:
     return 0
 
 
+@contextmanager
+def _for_ever() -> Iterator[None]:
+    """What is imported here is never looked through for garbage, now or later.
+
+    torch's import makes some hundred thousand objects: without this it takes 1.9 s of CPU time
+    instead of 1.3, and each full collection of a serving rank goes through all of them.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def main() -> int:
     """Run one command; each loads only what it needs."""
     args = _parser().parse_args()
@@ -189,11 +242,13 @@ def main() -> int:
 
             frontend.main(args.config)
         elif args.command == "rank":
-            from engine.scheduler import process
+            with _for_ever():
+                from engine.scheduler import process
 
             process.main(args.config, args.rank, args.inc)
         elif args.command == "receiver":
-            from engine.weights import receiver
+            with _for_ever():
+                from engine.weights import receiver
 
             receiver.main()
         elif args.command == "load":
@@ -206,6 +261,10 @@ def main() -> int:
                 max_new=args.max_new_tokens,
                 key=os.environ.get("QUIESCE_API_KEY", ""),
             )
+        elif args.command == "keys":
+            from engine.keys import make
+
+            print(make(Path(args.dir)).public.decode())
         elif args.command == "convert":
             return _convert(Path(args.out))
         elif args.command == "demo-checkpoint":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from types import TracebackType
 
 import zmq
@@ -38,6 +39,22 @@ EVENTS_HWM = 1000
 LINGER_MS = 200  # what an unanswered request may delay a process's end by
 
 
+@dataclass(frozen=True)
+class Curve:
+    """Whom to believe, and who one is: Z85. Needed for tcp."""
+
+    server_key: bytes
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    def guard(self, socket: zmq.Socket[bytes]) -> None:
+        """Before connect: nothing is said to whoever does not hold the server's secret key."""
+        socket.setsockopt(zmq.CURVE_SERVERKEY, self.server_key)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+        socket.setsockopt(zmq.IPV6, 1)
+
+
 class EngineTimeout(Exception):
     """The engine could not be reached, or did not answer in the time allowed."""
 
@@ -56,9 +73,15 @@ class EngineClient:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, *, name: str = "client"
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        *,
+        name: str = "client",
+        curve: Curve | None = None,
     ) -> None:
         self._context = context
+        self._curve = curve
         self._address = address
         self._name = name
         self._is_greeted = False
@@ -104,6 +127,8 @@ class EngineClient:
             socket.setsockopt(zmq.RECONNECT_IVL, 50)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
             _heartbeat(socket)
+            if self._curve is not None:
+                self._curve.guard(socket)
             socket.connect(self._address)
             self._socket = socket
         return self._socket
@@ -190,7 +215,13 @@ class EngineClient:
 class EventStream:
     """The engine's published events. Slow readers lose events: a gap in `seq` shows it."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        *,
+        curve: Curve | None = None,
+    ) -> None:
         self._socket = context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.RCVHWM, EVENTS_HWM)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -199,6 +230,8 @@ class EventStream:
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         _heartbeat(self._socket)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        if curve is not None:
+            curve.guard(self._socket)
         self._socket.connect(address)
 
     def receive(self, *, timeout_s: float) -> Event | None:

@@ -5,6 +5,7 @@ Knows no tensor library; `launch` makes one from the command line and every chil
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -78,9 +79,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_held_requests: Positive = 1024
     context_len: int = 0  # 0 = the model's
     threads: int = 0  # per rank; 0 = cores ÷ ranks
+    http_url: str = ""  # where others reach host and port, if those do not tell
+    control_tcp: str = ""  # tcp://IP:PORT where the console connects; empty = a socket in run_dir
+    events_tcp: str = ""  # where the event stream is published, likewise
+    curve_key: str = ""  # file of the engine's secret key: needed for tcp
+    authorized_keys: str = ""  # file of the consoles' public keys, likewise
     api_key: str = ""
     admin_api_key: str = ""
     cors_origins: tuple[str, ...] = ()
+    effect_log: str = ""  # file that every rank notes its effects in; empty: none
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     poison_freed_pages: bool = False  # tests: a read of a freed page gives NaN
     times: OperationTimes = OperationTimes()
@@ -93,12 +100,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def control_address(self) -> str:
         """Where the console connects."""
-        return f"ipc://{self.run_dir}/control.sock"
+        return self.control_tcp or f"ipc://{self.run_dir}/control.sock"
 
     @property
     def events_address(self) -> str:
         """Where the event stream is published."""
-        return f"ipc://{self.run_dir}/events.sock"
+        return self.events_tcp or f"ipc://{self.run_dir}/events.sock"
+
+    @property
+    def is_tcp(self) -> bool:
+        """Whether a socket for the console is bound to a network address."""
+        return bool(self.control_tcp or self.events_tcp)
 
     @property
     def ranks_address(self) -> str:
@@ -128,7 +140,29 @@ def check(config: EngineConfig) -> EngineConfig:
         raise ConfigError("max_total_tokens, kv_bytes and context_len must be 0 or positive")
     if 0 < config.max_total_tokens < config.page_size:
         raise ConfigError(f"max_total_tokens {config.max_total_tokens} is less than one page")
+    for flag, address in (
+        ("--control-address", config.control_tcp),
+        ("--events-address", config.events_tcp),
+    ):
+        if address and not _is_tcp_address(address):
+            raise ConfigError(
+                f"{flag} is {address!r}; it must be tcp://IP:PORT, with an address of this machine"
+            )
+    if config.is_tcp and config.control_tcp == config.events_tcp:
+        raise ConfigError("--control-address and --events-address must differ")
     return config
+
+
+def _is_tcp_address(text: str) -> bool:
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    if not text.startswith("tcp://") or not (port.isascii() and port.isdigit()):
+        return False
+    try:
+        number = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    return (number.version == 6) == is_bracketed and 1 <= int(port) <= 65535
 
 
 def read(path: str) -> EngineConfig:

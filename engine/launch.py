@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from engine import keys
 from engine.children import ending, start
 from engine.config import CANNOT_START, ConfigError, EngineConfig, check, write
 from engine.ipc.messages import AskProcesses, KillRank, Processes, RankProcess
@@ -225,6 +226,7 @@ def main(config: EngineConfig) -> int:
     """Run an engine; returns the exit status. Raises ConfigError."""
     setup("launch", config.log_level)
     check(config)
+    keys.check(config)
     _wait_for_port(config)
     folders = {Path(config.run_dir), Path(config.journal_path).parent}
     with ExitStack() as locks:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +14,17 @@ import pytest
 from pytest_socket import socket_allow_hosts
 
 from tests.fakes.engine import FakeEngine
-from tests.fakes.stack import Stack, wait_until
+from tests.fakes.postgres import postgres, postgres_bin
+from tests.fakes.stack import Stack
+from tests.fakes.waiting import wait_until
 
 logging.getLogger("httpx").setLevel(logging.WARNING)
+gc.disable()  # what is imported for the tests stays, so it is not looked through again and again
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -66,7 +72,7 @@ def valkey() -> Iterator[str]:
         stdout=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: Path(path).exists(), 10)
+        wait_until(lambda: Path(path).exists())
         yield settings.REDIS_URL
     finally:
         process.kill()
@@ -102,64 +108,11 @@ def stack_engine(stack: Stack) -> Iterator[FakeEngine]:
         yield engine
 
 
-def _postgres_bin() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if found:
-        return found[-1].parent
-    on_path = shutil.which("initdb")
-    return Path(on_path).parent if on_path and shutil.which("postgres") else None
-
-
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """A private PostgreSQL cluster with max_connections 30; skipped only without its programs."""
-    folder = _postgres_bin()
+    folder = postgres_bin()
     if folder is None:
         pytest.skip("PostgreSQL is not installed: no initdb in /usr/lib/postgresql or on PATH")
-    root = Path(tempfile.mkdtemp(prefix="q-pg-"))
-    root.chmod(0o755)
-    data = root / "data"
-    data.mkdir(mode=0o700)
-    user: dict[str, object] = {}
-    if os.geteuid() == 0:  # initdb refuses root
-        import pwd
-
-        names = {entry.pw_name: entry for entry in pwd.getpwall()}
-        entry = names.get("postgres") or names["nobody"]
-        shutil.chown(root, entry.pw_uid, entry.pw_gid)
-        shutil.chown(data, entry.pw_uid, entry.pw_gid)
-        user = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-    subprocess.run(
-        [folder / "initdb", "-D", data, "-U", "quiesce", "-A", "trust", "-N", "-E", "UTF8"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        cwd=root,
-        **user,
-    )
-    server = subprocess.Popen(
-        [
-            *(folder / "postgres", "-D", data, "-k", root, "-c", "listen_addresses="),
-            *("-c", "max_connections=30", "-c", "superuser_reserved_connections=3"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=root,
-        **user,
-    )
-    try:
-        import psycopg
-
-        def answers() -> bool:
-            try:
-                psycopg.connect(f"host={root} user=quiesce dbname=postgres").close()
-            except psycopg.OperationalError:
-                return False
-            return True
-
-        wait_until(answers, 20)
-        yield f"postgresql://quiesce@/postgres?host={root}"
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(20)
-        time.sleep(0)
-        shutil.rmtree(root, ignore_errors=True)
+    with postgres(folder) as url:
+        yield url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(p for top in ("engine", "console", "api") for p in (ROOT / top).rglob("*.py"))
 MAX_LINES = 500
+# Benchmarks measure; nothing else does.
+TESTS = sorted(p for p in (ROOT / "tests").rglob("*.py") if "bench" not in p.parts)
 
 # package -> import prefixes it must not name, even inside a function
 FORBIDDEN = {
@@ -23,10 +26,15 @@ FORBIDDEN = {
 UNSAFE = ("pickle", "cloudpickle", "dill", "marshal", "shelve")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> set[str]:
     """Every absolute module name that `path` imports, at any depth."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -56,13 +64,13 @@ def test_nothing_that_a_peer_sends_is_executed(path: Path) -> None:
     assert not {m.partition(".")[0] for m in imports(path)} & set(UNSAFE)
     called = {
         node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call)
     }
     assert not {"recv_pyobj", "send_pyobj"} & called
     names = {
         node.func.id
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert not {"eval", "exec"} & names
@@ -75,10 +83,46 @@ def test_module_opens_with_a_docstring(path: Path) -> None:
         assert ast.get_docstring(ast.parse(source)), f"{path.relative_to(ROOT)} has no docstring"
 
 
+def is_measured(node: ast.expr) -> bool:
+    """A stretch of wall time: a difference of two readings, or what is named like one."""
+    text = ast.unparse(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return any(clock in text for clock in ("monotonic()", "perf_counter()", "time.time()"))
+    return isinstance(node, ast.Name | ast.Attribute) and ("took" in text or "elapsed" in text)
+
+
+def upper_bounds(source: str) -> list[int]:
+    """Lines with an assertion that fails when the machine is slow."""
+    found = []
+    for asserted in (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Assert)):
+        for node in ast.walk(asserted.test):
+            if not isinstance(node, ast.Compare):
+                continue
+            sides = [node.left, *node.comparators]
+            for left, operator, right in zip(sides, node.ops, sides[1:], strict=False):
+                smaller = left if isinstance(operator, ast.Lt | ast.LtE) else right
+                if isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+                    found += [asserted.lineno] if is_measured(smaller) else []
+    return found
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_assertion_has_a_stopwatch(path: Path) -> None:
+    lines = upper_bounds(path.read_text())
+    assert not lines, f"{path.relative_to(ROOT)}:{lines} bounds what a busy machine takes"
+
+
+def test_a_stopwatch_is_found_on_either_side() -> None:
+    bounds = ["time.monotonic() - a < 4", "4 > b - time.time()", "0.9 < took_s <= 2"]
+    others = ["time.monotonic() - a > 4", "took_s >= 2", "time.monotonic() < gives_up_at"]
+    assert [upper_bounds(f"assert {text}") for text in bounds] == [[1]] * 3
+    assert [upper_bounds(f"assert {text}") for text in others] == [[]] * 3
+
+
 def test_no_socket_is_made_at_import_time() -> None:
     """A context made before a fork hangs its child (handed case Z07)."""
     for path in SOURCES:
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             for call in ast.walk(node) if isinstance(node, ast.Assign | ast.Expr) else ():
                 if isinstance(call, ast.Call):
                     text = ast.unparse(call.func)

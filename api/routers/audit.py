@@ -10,6 +10,7 @@ from api.query import only_query
 from api.schemas.inputs import AuditExportQuery, AuditQuery, AuditVerifyQuery
 from api.schemas.outputs import AuditHeadOut, AuditOut, AuditPage, AuditVerdictOut, Problem
 from console.downloads import streamed
+from console.requests import rights_in
 from console.selectors.audit import FILTER_NAMES, audit_get, audit_list
 from console.selectors.audit_payloads import (
     audit_head_payload,
@@ -32,8 +33,9 @@ _PROBLEMS = {401: Problem, 403: Problem, 422: Problem, 503: Problem}
 @only_query("cursor", *FILTER_NAMES)
 def audit(request: HttpRequest, query: Query[AuditQuery]) -> dict[str, Any]:
     """Entries that fit, newest first."""
-    audit_read(actor=actor(request))
-    page = audit_list(cursor=query.cursor, chosen=query.chosen())
+    asker = actor(request)
+    page = audit_list(rights=asker.rights, cursor=query.cursor, chosen=query.chosen())
+    audit_read(actor=asker)
     return {
         "items": [audit_payload(entry) for entry in page.items],
         "next_cursor": page.next_cursor,
@@ -44,7 +46,7 @@ def audit(request: HttpRequest, query: Query[AuditQuery]) -> dict[str, Any]:
 @only_query()
 def head(request: HttpRequest) -> dict[str, Any]:
     """The newest entry, the newest signed head, and which key signs."""
-    return audit_head_payload(signer().public_hex)
+    return audit_head_payload(signer().public_hex, rights=rights_in(request))
 
 
 @router.get("/verify", response={200: AuditVerdictOut, **_PROBLEMS}, summary="Check the chain")
@@ -52,7 +54,7 @@ def head(request: HttpRequest) -> dict[str, Any]:
 def verify(request: HttpRequest, query: Query[AuditVerifyQuery]) -> dict[str, Any]:
     """Check what is new since the last time, or all of it, in the database and against the signed
     heads. What it cannot see, `bin/audit-verify` sees in an export."""
-    return audit_verdict_payload(audit_check(is_full=query.full))
+    return audit_verdict_payload(audit_check(rights=rights_in(request), is_full=query.full))
 
 
 @router.get("/export", response=_PROBLEMS, summary="Export the log, or what is chosen of it")
@@ -77,5 +79,7 @@ def export(request: HttpRequest, query: Query[AuditExportQuery]) -> HttpResponse
 @only_query()
 def entry(request: HttpRequest, seq: Path[int]) -> dict[str, Any]:
     """One entry."""
-    audit_read(actor=actor(request))
-    return audit_payload(audit_get(seq=seq))
+    asker = actor(request)
+    found = audit_get(seq=seq, rights=asker.rights)
+    audit_read(actor=asker)
+    return audit_payload(found)

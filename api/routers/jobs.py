@@ -14,7 +14,7 @@ from api.auth import actor
 from api.query import only_query
 from api.schemas.inputs import (
     CancelIn,
-    DryRunQuery,
+    CreateQuery,
     ExtendIn,
     FollowIn,
     ForceIn,
@@ -24,8 +24,11 @@ from api.schemas.inputs import (
 )
 from api.schemas.outputs import JobOut, JobPage, Problem
 from api.schemas.weights import PlanOut
+from console.access import Rights
 from console.choices import OnConflict
 from console.exceptions import Invalid
+from console.models import Job
+from console.requests import rights_in
 from console.selectors.jobs import job_get, job_list, job_version
 from console.selectors.payloads import is_final, job_payload, plan_payload
 from console.selectors.plans import job_plan
@@ -37,9 +40,10 @@ from console.services.reasons import reason_read
 router = Router(tags=["jobs"])
 
 POLL_S = 0.15
+_ETAG = re.compile(r'^"([0-9]{1,9})"$')
 _KEY = re.compile(r"^[\x21-\x7e]{1,200}$")
 _PROBLEMS = {401: Problem, 403: Problem, 404: Problem, 409: Problem, 422: Problem, 503: Problem}
-_BODY_PROBLEMS = {400: Problem, 413: Problem, 415: Problem, **_PROBLEMS}
+_BODY_PROBLEMS = {400: Problem, 412: Problem, 413: Problem, 415: Problem, **_PROBLEMS}
 
 
 def _idempotency_key(request: HttpRequest) -> str | None:
@@ -49,25 +53,44 @@ def _idempotency_key(request: HttpRequest) -> str | None:
     return key
 
 
+def _if_match(request: HttpRequest) -> int | None:
+    """The version that the asker has read; None when any will do. Raises Invalid."""
+    text = request.headers.get("If-Match", "").strip()
+    if text in ("", "*"):
+        return None
+    found = _ETAG.match(text)
+    if found is None:
+        raise Invalid("If-Match must be an ETag that a job was given with")
+    return int(found[1])
+
+
+def _tagged(response: HttpResponse, found: Job) -> dict[str, Any]:
+    """The job, and the ETag that If-Match takes."""
+    response["ETag"] = f'"{found.version}"'
+    return job_payload(found)
+
+
 @router.post(
     "",
     response={202: JobOut, 200: JobOut | PlanOut, **_BODY_PROBLEMS},
     url_name="jobs",
     summary="Ask for a job, or only for its plan",
 )
-@only_query("dry_run")
+@only_query("dry_run", "wait_s")
 def create(
-    request: HttpRequest, response: HttpResponse, body: JobIn, query: Query[DryRunQuery]
+    request: HttpRequest, response: HttpResponse, body: JobIn, query: Query[CreateQuery]
 ) -> Status:
     """Accept a job (202), or give the one that the same Idempotency-Key made (200).
 
-    With `dry_run=true` nothing is created: the answer (200) is the plan.
+    With `dry_run=true` nothing is created: the answer (200) is the plan. With `wait_s` the answer
+    comes once the job has ended, or that time is over.
     """
     asked_for = body.root
     if query.dry_run:
         plan = job_plan(
             engine_name=asked_for.engine,
             params=asked_for.params,
+            rights=rights_in(request),
             on_conflict=OnConflict(asked_for.on_conflict),
         )
         reason_read(asked_for.reason)
@@ -80,7 +103,19 @@ def create(
         actor=actor(request),
         idempotency_key=_idempotency_key(request),
     )
-    return _accepted(response, asked)
+    ended = _awaited(asked.job, query.wait_s, rights_in(request))
+    return _accepted(response, JobAsked(ended, asked.is_new))
+
+
+def _awaited(found: Job, wait_s: float, rights: Rights) -> Job:
+    """The job once it has ended, or as it is after `wait_s`."""
+    ends = time.monotonic() + wait_s
+    while not is_final(found) and (left_s := ends - time.monotonic()) > 0:
+        close_old_connections()  # none is held while waiting
+        time.sleep(min(POLL_S, left_s))
+        if job_version(job_id=found.pk) != found.version:
+            found = job_get(job_id=found.pk, rights=rights)
+    return found
 
 
 @router.get(
@@ -88,40 +123,55 @@ def create(
     response={200: JobPage, 401: Problem, 404: Problem, 422: Problem},
     summary="List jobs",
 )
-@only_query("cursor", "engine", "state")
+@only_query("cursor", "engine", "state", "kind", "actor", "since", "until", "open")
 def jobs(request: HttpRequest, query: Query[JobQuery]) -> dict[str, Any]:
     """Jobs, newest first."""
-    page = job_list(cursor=query.cursor, engine_name=query.engine, state=query.state)
+    page = job_list(
+        rights=rights_in(request),
+        cursor=query.cursor,
+        engine_name=query.engine,
+        state=query.state,
+        kind=query.kind,
+        actor=query.actor,
+        since=query.since,
+        until=query.until,
+        is_open=query.open,
+    )
     return {"items": [job_payload(job) for job in page.items], "next_cursor": page.next_cursor}
 
 
 @router.get(
     "/{uuid:job_id}",
-    response={200: JobOut, 401: Problem, 404: Problem, 422: Problem},
+    response={200: JobOut, 304: None, 401: Problem, 404: Problem, 422: Problem},
     url_name="job",
     summary="Read a job, or wait for its end",
 )
 @only_query("wait_s")
-def job(request: HttpRequest, job_id: UUID, query: Query[WaitQuery]) -> dict[str, Any]:
+def job(
+    request: HttpRequest, response: HttpResponse, job_id: UUID, query: Query[WaitQuery]
+) -> Status:
     """One job; with `wait_s`, once it has ended or that time is over."""
-    ends = time.monotonic() + query.wait_s
-    found = job_get(job_id=job_id)
-    while not is_final(found) and (left_s := ends - time.monotonic()) > 0:
-        close_old_connections()  # none is held while waiting
-        time.sleep(min(POLL_S, left_s))
-        if job_version(job_id=job_id) != found.version:
-            found = job_get(job_id=job_id)
-    return job_payload(found)
+    rights = rights_in(request)
+    found = _awaited(job_get(job_id=job_id, rights=rights), query.wait_s, rights)
+    response["ETag"] = f'"{found.version}"'
+    if request.headers.get("If-None-Match", "").strip() == response["ETag"]:
+        return Status(304, None)
+    return Status(200, job_payload(found))
 
 
 @router.post(
     "/{uuid:job_id}/cancel", response={200: JobOut, **_BODY_PROBLEMS}, summary="Cancel a job"
 )
 @only_query()
-def cancel(request: HttpRequest, job_id: UUID, body: CancelIn | None = None) -> dict[str, Any]:
+def cancel(
+    request: HttpRequest, response: HttpResponse, job_id: UUID, body: CancelIn | None = None
+) -> dict[str, Any]:
     """Cancel: at once if unsent, else the engine is asked; the job ends by what it says."""
     reason = body.reason if body is not None else ""
-    return job_payload(job_cancel(job_id=job_id, actor=actor(request), reason=reason))
+    done = job_cancel(
+        job_id=job_id, actor=actor(request), reason=reason, if_version=_if_match(request)
+    )
+    return _tagged(response, done)
 
 
 _FOLLOWS = {202: JobOut, 200: JobOut, **_BODY_PROBLEMS}
@@ -159,12 +209,13 @@ def _followed(
         reason=body.reason,
         on_conflict=OnConflict(body.on_conflict),
         idempotency_key=_idempotency_key(request),
+        if_version=_if_match(request),
     )
     return _accepted(response, asked)
 
 
 def _accepted(response: HttpResponse, asked: JobAsked) -> Status:
-    payload = job_payload(asked.job)
+    payload = _tagged(response, asked.job)
     response["Location"] = payload["links"]["self"]
     return Status(202 if asked.is_new else 200, payload)
 
@@ -173,15 +224,23 @@ def _accepted(response: HttpResponse, asked: JobAsked) -> Status:
     "/{uuid:job_id}/extend", response={200: JobOut, **_BODY_PROBLEMS}, summary="Move its deadline"
 )
 @only_query()
-def extend(request: HttpRequest, job_id: UUID, body: ExtendIn) -> dict[str, Any]:
+def extend(
+    request: HttpRequest, response: HttpResponse, job_id: UUID, body: ExtendIn
+) -> dict[str, Any]:
     """Move the deadline of a waiting job."""
-    return job_payload(job_extend(job_id=job_id, by_s=body.by_s, actor=actor(request)))
+    done = job_extend(
+        job_id=job_id, by_s=body.by_s, actor=actor(request), if_version=_if_match(request)
+    )
+    return _tagged(response, done)
 
 
 @router.post(
     "/{uuid:job_id}/force", response={200: JobOut, **_BODY_PROBLEMS}, summary="Take a harsher mode"
 )
 @only_query()
-def force(request: HttpRequest, job_id: UUID, body: ForceIn | None = None) -> dict[str, Any]:
+def force(
+    request: HttpRequest, response: HttpResponse, job_id: UUID, body: ForceIn | None = None
+) -> dict[str, Any]:
     """Take the next harsher mode."""
-    return job_payload(job_force(job_id=job_id, actor=actor(request)))
+    done = job_force(job_id=job_id, actor=actor(request), if_version=_if_match(request))
+    return _tagged(response, done)

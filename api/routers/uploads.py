@@ -12,6 +12,7 @@ from api.schemas.inputs import PieceQuery, UploadIn
 from api.schemas.outputs import Problem
 from api.schemas.weights import UploadOut, UploadPage
 from console.exceptions import UnsupportedMediaType
+from console.requests import rights_in
 from console.selectors.payloads import upload_payload
 from console.selectors.uploads import upload_get, uploads_coming, uploads_whole
 from console.services.uploads import upload_append, upload_begin, upload_delete
@@ -80,7 +81,7 @@ def uploads(request: HttpRequest) -> dict[str, Any]:
     """Whole files, newest first, then those that you have begun to send."""
     user_id = actor(request).user_id
     coming = uploads_coming(user_id=user_id) if user_id is not None else []
-    found = [*uploads_whole(), *coming]
+    found = [*uploads_whole(rights=rights_in(request)), *coming]
     return {"items": [upload_payload(one) for one in found], "next_cursor": None}
 
 
@@ -90,7 +91,7 @@ def uploads(request: HttpRequest) -> dict[str, Any]:
 @only_query()
 def upload(request: HttpRequest, upload_id: UUID) -> dict[str, Any]:
     """One file."""
-    return upload_payload(upload_get(upload_id=upload_id))
+    return upload_payload(upload_get(upload_id=upload_id, rights=rights_in(request)))
 
 
 @router.delete(

@@ -66,10 +66,11 @@ class JobIn(RootModel[Annotated[_AnyJob, Field(discriminator="kind")]]):
     """A job to do: `kind` says which parameters it has."""
 
 
-class DryRunQuery(Strict):
-    """Whether only the plan is asked for."""
+class CreateQuery(Strict):
+    """Whether only the plan is asked for; how long to wait for the job's end before answering."""
 
     dry_run: bool = False
+    wait_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0
 
 
 class UploadIn(Strict):
@@ -123,6 +124,11 @@ class JobQuery(Strict):
     cursor: Annotated[str, Field(max_length=300)] | None = None
     engine: Annotated[str, Field(max_length=63)] | None = None
     state: JobState | None = None
+    kind: JobKind | None = None
+    actor: Annotated[str, Field(max_length=150, pattern=r"^[^\x00]*$")] = ""
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+    open: bool = False
 
 
 def _word(size: int) -> Any:
@@ -165,6 +171,21 @@ class AuditVerifyQuery(Strict):
     """All of the log again, or what is new since the last time."""
 
     full: bool = False
+
+
+class EnginesQuery(Strict):
+    """Which part of the fleet. `cursor`: the name of the last engine of the page before."""
+
+    cursor: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9-]*$")] = ""
+    name: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9-]*$")] = ""
+    limit: Annotated[int, Field(ge=1, le=500)] = 200
+
+
+class EventQuery(Strict):
+    """From which entry on, and for how long."""
+
+    since: Annotated[int, Field(ge=0, le=10**18)] | None = None
+    for_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 3600
 
 
 class WaitQuery(Strict):

@@ -195,12 +195,22 @@ class PendingOut(Schema):
     requested_by: str
 
 
+class KeysOut(Schema):
+    """Public halves of the console's keys, Z85; null when there is none that it could use."""
+
+    curve_public_key: str | None
+
+
 class EngineOut(Schema):
     """One engine, as last observed."""
 
     name: str
     driver: str
     enabled: bool
+    labels: dict[str, str]
+    control_address: str
+    events_address: str
+    curve_key: str | None
     online: bool
     epoch: str | None
     seq: int | None
@@ -238,6 +248,26 @@ class ErrorOut(Schema):
     remaining_s: float | None = None
 
 
+class RankProblemOut(Schema):
+    """What became of one rank."""
+
+    dp_rank: int
+    state: str
+    detail: str
+
+
+class JobProblemOut(Schema):
+    """Why an ended job did not succeed: a problem document with an entry for each rank."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    instance: str
+    ranks: list[RankProblemOut]
+
+
 class FollowOut(Schema):
     """Another job that this one follows, or that follows it."""
 
@@ -263,6 +293,7 @@ class JobOut(Schema):
     deadline_at: str | None
     ranks: list[JobRankOut]
     error: ErrorOut | None
+    problem: JobProblemOut | None
     mode: str
     attempt: int
     blocked_by: str | None

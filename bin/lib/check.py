@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -19,7 +21,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 import environment
 from environment import ROOT, VENV, say
 
-ENGINE_SIDE = ("tests/engine", "tests/bench")
+# What is tested beside other tests, the longest first; what is in none of them comes last.
+GROUPS = (
+    "tests/console",
+    "tests/engine/process",
+    "tests/console/simulation",
+    "tests/engine",
+    "tests/system",
+    "tests/chaos",
+    "tests",
+)
+AT_ONCE = 2  # each waits for its own processes about as much as it computes
 
 
 def main() -> int:
@@ -41,32 +53,53 @@ def main() -> int:
         if status:
             say(f"{name} failed after {time.monotonic() - started:.0f} s")
             return status
-    return 0 if rest else _both_sides(pytest)
+    return 0 if rest else _all_groups(pytest)
 
 
-def _both_sides(pytest: list[str]) -> int:
-    """Engine and console at once: each waits for its own processes more than it computes.
+@dataclass(frozen=True)
+class Ended:
+    """One group's pytest: how it ended, and all that it wrote."""
 
-    The engine's side is shown when it has ended, so that the two do not mix.
-    """
+    group: str
+    status: int
+    took_s: float
+    output: bytes
+
+
+def _all_groups(pytest: list[str]) -> int:
+    """Whoever is free takes the next group. Each is shown whole when it has ended."""
     started = time.monotonic()
-    say("checking tests: the engine's, and beside them the console's, shown first")
-    with tempfile.TemporaryFile() as output:
-        engine = subprocess.Popen(
-            [*pytest, "--color=yes", *ENGINE_SIDE],
-            cwd=ROOT, env=_env(), stdout=output, stderr=output,
-        )  # fmt: skip
+    failed = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = [pool.submit(_run, group, pytest) for group in GROUPS]
         try:
-            ignored = [f"--ignore={path}" for path in ENGINE_SIDE]
-            console = subprocess.run([*pytest, *ignored], cwd=ROOT, env=_env(), check=False)
-            status = engine.wait()
+            for run in as_completed(runs):
+                ended = run.result()
+                sys.stdout.buffer.write(ended.output)
+                sys.stdout.flush()
+                say(f"{ended.group}: status {ended.status} after {ended.took_s:.0f} s")
+                if ended.status:
+                    failed.append(ended.group)
         finally:
-            engine.kill()
-        output.seek(0)
-        shutil.copyfileobj(output, sys.stdout.buffer)
-        sys.stdout.flush()
+            pool.shutdown(wait=False, cancel_futures=True)
     say(f"tests ended after {time.monotonic() - started:.0f} s")
-    return console.returncode or status
+    if failed:
+        say(f"failed: {', '.join(sorted(failed))}")
+    return 1 if failed else 0
+
+
+def _run(group: str, pytest: list[str]) -> Ended:
+    """A group's tests, but for those of another group below it."""
+    say(f"checking {group}")
+    started = time.monotonic()
+    below = [f"--ignore={other}" for other in GROUPS if other.startswith(f"{group}/")]
+    with tempfile.TemporaryFile() as output:
+        status = subprocess.run(
+            [*pytest, "--color=yes", group, *below],
+            cwd=ROOT, env=_env(), stdout=output, stderr=output, check=False,
+        ).returncode  # fmt: skip
+        output.seek(0)
+        return Ended(group, status, time.monotonic() - started, output.read())
 
 
 def _static_checks() -> list[tuple[str, list[str]]]:

@@ -21,9 +21,11 @@ from django.contrib.sessions.backends.db import SessionStore
 from django.db import DatabaseError
 from django.utils import timezone
 
+from console.consumers.refusals import socket_refused
 from console.consumers.topics import TopicState, topic_is_known, topic_read
 from console.models import User
-from console.notify import session_group, topic_group, user_group
+from console.notify import session_group, topic_base, topic_group, user_group
+from console.selectors.access import rights_of
 
 log = structlog.get_logger(__name__)
 
@@ -31,11 +33,13 @@ MAX_TOPICS = 32
 MAX_MESSAGE_CHARS = 8192
 MAX_MESSAGES_A_SECOND = 20
 COALESCE_S = 0.05
+REST_SHARE = 4.0
 RESYNC_S = 4.0
-SESSION_CHECK_S = 20.0
+SESSION_CHECK_S = 5.0
 
 BAD_MESSAGE = 4400
 LOG_IN = 4401
+RIGHTS_CHANGED = 4403
 TRY_LATER = 1013
 REDIS_AWAY = (redis.RedisError, OSError)
 
@@ -65,6 +69,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         user, session = self.scope.get("user"), self.scope.get("session")
         await self.accept()
         if not isinstance(user, User) or session is None or not session.session_key:
+            await socket_refused(self.scope, asked="live", code="unauthenticated")
             await self.close(LOG_IN)
             return
         self._user = user
@@ -143,8 +148,10 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
     async def _forget(self, topic: Any) -> None:
         if isinstance(topic, str) and self._topics.pop(topic, None) is not None:
             self._final.discard(topic)
-            await self.channel_layer.group_discard(topic_group(topic), self.channel_name)
-            self._groups.discard(topic_group(topic))
+            group = topic_group(topic)
+            if all(topic_group(other) != group for other in self._topics):
+                await self.channel_layer.group_discard(group, self.channel_name)
+                self._groups.discard(group)
 
     async def _join(self, group: str) -> None:
         await self.channel_layer.group_add(group, self.channel_name)
@@ -156,12 +163,17 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
 
     async def live_hint(self, message: dict[str, Any]) -> None:
         """Something changed."""
-        if message["topic"] in self._topics:
-            self._mark(message["topic"])
+        for topic in self._topics:
+            if topic_base(topic) == message["topic"]:
+                self._mark(topic)
 
     async def live_closed(self, message: dict[str, Any]) -> None:
         """The log-in has ended."""
         await self.close(LOG_IN)
+
+    async def live_rights(self, message: dict[str, Any]) -> None:
+        """What the person may do has changed: what was shown may not be theirs to see any more."""
+        await self.close(RIGHTS_CHANGED)
 
     async def _send_until_gone(self) -> None:
         """Send until the reader is gone; a fault closes the socket, so that no page goes stale."""
@@ -188,6 +200,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             except TimeoutError:
                 self._dirty |= set(self._topics) - self._final
             self._wake.clear()
+            woken_at = time.monotonic()
             dirty, self._dirty = self._dirty, set()
             try:
                 if time.monotonic() - checked_at > SESSION_CHECK_S:
@@ -200,7 +213,9 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             except DatabaseError as error:
                 log.warning("topic not read", error=repr(error))
                 self._dirty |= dirty
-            await asyncio.sleep(COALESCE_S)
+            # A large reading is made less often: one socket takes a fifth of a core at most.
+            spent_s = time.monotonic() - woken_at
+            await asyncio.sleep(max(COALESCE_S, min(RESYNC_S, REST_SHARE * spent_s)))
 
     async def _refresh(self, topic: str) -> None:
         last = self._topics.get(topic)
@@ -210,6 +225,8 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         if self._topics.get(topic) is not last:
             return  # asked for anew, or no more, meanwhile
         if state is None:
+            if last[0] < 0:  # asked for, and never seen
+                await socket_refused(self.scope, asked=topic, code="not_found")
             await self._say({"type": "gone", "topic": topic})
             await self._forget(topic)
             return
@@ -223,6 +240,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
                 "type": "update",
                 "topic": topic,
                 "version": state.version,
+                "seq": state.seq,
                 "now": timezone.now().isoformat(),
                 "data": state.data,
                 "fragments": state.fragments,
@@ -230,9 +248,13 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         )
 
     async def _read(self, topic: str, known: bytes) -> TopicState | None:
-        state: TopicState | None = await database_sync_to_async(topic_read)(
-            topic, self._user, known
-        )
+        """As the person may see it at this moment."""
+
+        def read() -> TopicState | None:
+            user = User.objects.filter(pk=self._user.pk).first()
+            return topic_read(topic, rights_of(user), known) if user is not None else None
+
+        state: TopicState | None = await database_sync_to_async(read)()
         return state
 
     async def _session_is_alive(self) -> bool:

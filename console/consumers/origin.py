@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from django.http.request import split_domain_port, validate_host
 
+from console.consumers.refusals import socket_refused
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -78,4 +80,5 @@ class SameOrigin:
         if origin_is_ours(scope, self._allowed_hosts, self._trusted_origins):
             await self._app(scope, receive, send)
             return
+        await socket_refused(scope, asked="live", code="foreign_origin")
         await refuse(scope, receive, send)

@@ -12,14 +12,17 @@ from uuid import UUID
 from django.utils import timezone
 
 from console import fragments
-from console.exceptions import NotFound
-from console.models import User
-from console.notify import FLEET, JOBS
-from console.selectors.engines import engine_get, engine_list
-from console.selectors.jobs import job_get, job_list
+from console.access import Rights
+from console.exceptions import Forbidden, NotFound
+from console.models import Job
+from console.notify import JOBS, PENDING
+from console.selectors.audit import audit_head
+from console.selectors.engines import engine_get, engine_page
+from console.selectors.jobs import job_get, job_list, jobs_pending
 from console.selectors.payloads import engine_payload, is_final, job_payload
 
 _ENGINE = re.compile(r"^engine:[a-z0-9][a-z0-9-]{0,62}$")
+_FLEET = re.compile(r"^fleet(:[a-z0-9-]{0,63}:[a-z0-9-]{0,63})?$")
 _JOB = re.compile(r"^job:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
@@ -31,50 +34,61 @@ class TopicState:
     digest: bytes  # of `data`: fragments also tell the time, which is not news
     data: dict[str, Any]
     fragments: list[tuple[str, str]]
+    seq: int  # of the audit log, before it was read: GET /events goes on from there
     is_final: bool = False
 
 
 def topic_is_known(topic: object) -> bool:
     """True for a well-formed topic."""
     return isinstance(topic, str) and (
-        topic in (FLEET, JOBS) or bool(_ENGINE.match(topic)) or bool(_JOB.match(topic))
+        topic in (JOBS, PENDING) or any(one.match(topic) for one in (_FLEET, _ENGINE, _JOB))
     )
 
 
-def topic_read(topic: str, user: User, known: bytes = b"") -> TopicState | None:
-    """The topic as `user` may see it now; None when there is no such thing.
+def _version_of(jobs: list[Job]) -> int:
+    newest = max((job.updated_at for job in jobs), default=timezone.now())
+    return int(newest.timestamp() * 1000)
+
+
+def topic_read(topic: str, rights: Rights, known: bytes = b"") -> TopicState | None:
+    """The topic as one with `rights` may see it now; None when there is no such thing for them.
 
     Fragments are rendered only when the data is not that of the digest `known`.
     """
     kind, _, name = topic.partition(":")
-    final = False
+    final, seq = False, audit_head()
     try:
         match kind:
             case "job":
-                job = job_get(job_id=UUID(name))
+                job = job_get(job_id=UUID(name), rights=rights)
                 version, data, final = job.version, job_payload(job), is_final(job)
             case "engine":
-                view = engine_get(name=name)
+                view = engine_get(name=name, rights=rights)
                 version, data = view.version, engine_payload(view)
             case "fleet":
-                views = engine_list()
+                after, _, q = name.partition(":")
+                views, _, _ = engine_page(rights=rights, after=after, q=q)
                 version = max((view.version for view in views), default=0)
                 data = {"items": [engine_payload(view) for view in views]}
+            case "pending":
+                jobs = jobs_pending(rights=rights)
+                version = _version_of(jobs)
+                data = {"items": [job_payload(job) for job in jobs]}
             case _:
-                page = job_list()
-                newest = max((job.updated_at for job in page.items), default=timezone.now())
-                version = int(newest.timestamp() * 1000)
+                page = job_list(rights=rights)
+                version = _version_of(page.items)
                 data = {
                     "items": [job_payload(job) for job in page.items],
                     "next_cursor": page.next_cursor,
                 }
-    except NotFound:
+    except (NotFound, Forbidden):
         return None
     digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).digest()
     return TopicState(
         version=version,
         digest=digest,
         data=data,
-        fragments=fragments.render(topic, user) if digest != known else [],
+        fragments=fragments.render(topic, rights) if digest != known else [],
+        seq=seq,
         is_final=final,
     )

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 import structlog
 import zmq
 
+from console.exceptions import ConsoleKeyUnusable
 from console.gateways.base import Conversation, EngineSilent, Greeting
+from console.gateways.keys import console_key_read
 from console.gateways.storable import storable
 from console.models import Engine
-from engine.client import EngineClient, EngineTimeout
+from engine.client import Curve, EngineClient, EngineTimeout
 from engine.protocol import Command, ErrorCode, ProtocolError, Reply, Response
 
 log = structlog.get_logger(__name__)
@@ -37,6 +39,19 @@ def zmq_context() -> zmq.Context[zmq.Socket[bytes]]:
             _contexts.clear()
             _contexts[pid] = zmq.Context()
         return _contexts[pid]
+
+
+def curve_of(engine: Engine) -> Curve | None:
+    """The keys of a conversation with `engine`; None for one that is reached by ipc alone.
+
+    Raises ConsoleKeyUnusable: nothing is ever said over tcp without keys.
+    """
+    if engine.curve_key:
+        public, secret = console_key_read()
+        return Curve(engine.curve_key.encode(), public, secret)
+    if "tcp://" in (engine.control_address[:6], engine.events_address[:6]):
+        raise ConsoleKeyUnusable(f"engine {engine.name} is registered without its public key")
+    return None
 
 
 class ZMQConversation:
@@ -86,7 +101,7 @@ class ZMQGateway:
 
     @contextmanager
     def converse(self, engine: Engine) -> Iterator[Conversation]:
-        """A conversation with `engine` on a socket of its own."""
-        name = f"quiesce-console/{os.getpid()}"
-        with EngineClient(zmq_context(), engine.control_address, name=name) as client:
+        """A conversation with `engine` on a socket of its own. Raises ConsoleKeyUnusable."""
+        name, curve = f"quiesce-console/{os.getpid()}", curve_of(engine)
+        with EngineClient(zmq_context(), engine.control_address, name=name, curve=curve) as client:
             yield ZMQConversation(client)

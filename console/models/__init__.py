@@ -2,6 +2,7 @@
 
 from console.models.audit import AuditCheck, AuditEntry, AuditSegment
 from console.models.engines import Engine
+from console.models.grants import RoleGrant
 from console.models.jobs import Job, JobRankResult, Outbox
 from console.models.tokens import ApiToken
 from console.models.uploads import Upload
@@ -16,6 +17,7 @@ __all__ = [
     "Job",
     "JobRankResult",
     "Outbox",
+    "RoleGrant",
     "Upload",
     "User",
 ]

@@ -16,6 +16,11 @@ class ApiToken(models.Model):
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField(null=True, default=None)
     revoked_at = models.DateTimeField(null=True, default=None)
+    scopes = models.JSONField(null=True, default=None)  # acts; NULL: all that its owner may
+    reach = models.CharField(max_length=500, blank=True, default="")  # a selector of engines
+    revoked_by_name = models.CharField(max_length=150, blank=True, default="")
+    revoked_reason = models.CharField(max_length=500, blank=True, default="")
+    last_used_ip = models.CharField(max_length=45, blank=True, default="")
     last_used_at = models.DateTimeField(null=True, default=None)  # to the minute
 
     class Meta:

@@ -1,7 +1,10 @@
-"""People. Django's user under our own label, so that roles can come without a migration of ids."""
+"""People and service accounts. What they may do is in their grants."""
 
 from django.contrib.auth.models import AbstractUser
+from django.db import models
 
 
 class User(AbstractUser):
-    """Someone who can log in."""
+    """Someone who can log in; or, as a service account, only come with a token."""
+
+    is_service = models.BooleanField(default=False)

@@ -13,7 +13,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_http_methods
 
-from console.choices import TERMINAL_STATES, JobState, Via
+from console.access import KIND_ACTS, Rights
+from console.choices import TERMINAL_STATES, JobKind, JobState, Via
 from console.clock import db_now
 from console.exceptions import Conflict
 from console.models import Job
@@ -22,10 +23,12 @@ from console.pages.kinds import asked_of, job_title, kind_words
 from console.pages.plan_rows import PlanPanel
 from console.pages.shell import page, page_render
 from console.params.registry import params_from
-from console.requests import actor_of
+from console.requests import actor_of, rights_in
+from console.selectors.access import labels_of_engine
 from console.selectors.jobs import job_get
 from console.selectors.plans import job_plan
 from console.services.job_again import job_retry
+from console.templatetags.access_tags import denied_attrs
 from console.templatetags.q_tags import icon, short
 
 
@@ -44,19 +47,26 @@ def can_retry(job: Job) -> bool:
     return job.state in TERMINAL_STATES and job.state != JobState.SUCCEEDED
 
 
-def retry_link(job: Job) -> SafeString:
+def retry_link(job: Job, rights: Rights) -> SafeString:
     """The button that opens the form; nothing for a job that is not retried."""
     if not can_retry(job):
         return SafeString("")
     url = reverse("job-retry", args=[job.pk])
-    return format_html('<a class="btn btn-q" href="{}">{}Retry…</a>', url, icon("refresh"))
+    why = rights.why_denied(KIND_ACTS[JobKind(job.kind)], labels_of_engine(job.engine))
+    return format_html(
+        '<a class="btn btn-q" href="{}"{}>{}Retry…</a>', url, denied_attrs(why), icon("refresh")
+    )
 
 
 def _form_page(
     request: HttpRequest, job: Job, form: RetryForm, *, status: int = 200
 ) -> HttpResponse:
     panel = PlanPanel(
-        job_plan(engine_name=job.engine.name, params=params_from(job.kind, job.params))
+        job_plan(
+            engine_name=job.engine.name,
+            params=params_from(job.kind, job.params),
+            rights=rights_in(request),
+        )
     )
     return page_render(
         request,
@@ -82,9 +92,10 @@ def _form_page(
 @require_http_methods(["GET", "HEAD", "POST"])
 def retry(request: HttpRequest, job_id: UUID) -> HttpResponseBase:
     """The form; posted, a linked job or the form again with its errors."""
-    job = job_get(job_id=job_id)
+    job = job_get(job_id=job_id, rights=rights_in(request))
     if not can_retry(job):
         raise Conflict(f"job {short(job.pk)} is {job.phase or job.state}; it is not retried")
+    rights_in(request).require(KIND_ACTS[JobKind(job.kind)], labels_of_engine(job.engine))
     if request.method != "POST":
         return _form_page(request, job, RetryForm(reason=f"Retry of job {short(job.pk)}"))
     data = request.POST

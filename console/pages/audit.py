@@ -10,6 +10,7 @@ from django.http.response import HttpResponseBase
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
+from console.access import Act
 from console.choices import Via
 from console.downloads import streamed
 from console.exceptions import Invalid
@@ -19,7 +20,7 @@ from console.pages.audit_chain import check_steps, check_view, newest_anchors, r
 from console.pages.audit_search import search_read, search_text
 from console.pages.audit_words import entry_reason, entry_sentence, entry_word
 from console.pages.shell import page, page_render, see_other
-from console.requests import actor_of
+from console.requests import actor_of, rights_in
 from console.selectors.audit import (
     FILTER_NAMES,
     AuditFilter,
@@ -28,6 +29,7 @@ from console.selectors.audit import (
     audit_head,
     audit_list,
     audit_of_job,
+    audit_rows,
 )
 from console.services.audit_check import audit_check
 from console.services.audit_export import EXPORT_TYPES, audit_export
@@ -65,16 +67,16 @@ def _row(entry: AuditEntry) -> dict[str, object]:
 def audit(request: HttpRequest) -> HttpResponse:
     """A page of the entries that a search finds, newest first."""
     actor = actor_of(request, via=Via.UI)
-    audit_read(actor=actor)
     text = request.GET.get("q", "").strip()
     job_text = request.GET.get("job", "")  # links of before there was a search
     chosen, wrong, found = AuditFilter(), "", None
     cursor = request.GET.get("cursor") or None
     try:
         chosen = search_read(text or (f"job:{job_text}" if job_text else ""))
-        found = audit_list(cursor=cursor, chosen=chosen)
+        found = audit_list(rights=actor.rights, cursor=cursor, chosen=chosen)
     except Invalid as error:
         wrong = sentence(error.message)
+    audit_read(actor=actor)
     return page_render(
         request,
         "audit.html",
@@ -118,8 +120,9 @@ def audit_export_file(request: HttpRequest) -> HttpResponseBase:
 def audit_verify(request: HttpRequest) -> HttpResponseBase:
     """What the last check found; POST checks all of the log now."""
     if request.method == "POST":
-        audit_check(is_full=True)
+        audit_check(rights=rights_in(request), is_full=True)
         return see_other(reverse("audit-verify"))
+    rights_in(request).require(Act.AUDIT)
     view = check_view()
     return page_render(
         request,
@@ -134,9 +137,10 @@ def audit_verify(request: HttpRequest) -> HttpResponseBase:
 @require_safe
 def audit_entry(request: HttpRequest, seq: int) -> HttpResponse:
     """One entry: its columns in words, and its stored bytes."""
-    audit_read(actor=actor_of(request, via=Via.UI))
-    entry = audit_get(seq=seq)
-    body = audit_body(entry)
+    actor = actor_of(request, via=Via.UI)
+    entry = audit_get(seq=seq, rights=actor.rights)
+    audit_read(actor=actor)
+    body, readable = audit_body(entry), audit_rows(actor.rights)
     known = {"v", "at", "action", "stage", "process", "actor", "engine", "job", "ranks"}
     known |= {"kind", "result"}
     facts = [
@@ -160,8 +164,8 @@ def audit_entry(request: HttpRequest, seq: int) -> HttpResponse:
             "ranks": body.get("ranks", []),
             "same_job": audit_of_job(job_id=entry.job_id) if entry.job_id else [],
             "job_short": short(entry.job_id) if entry.job_id else "",
-            "before": AuditEntry.objects.filter(seq=seq - 1).first(),
-            "after": AuditEntry.objects.filter(seq=seq + 1).first(),
+            "before": readable.filter(seq=seq - 1).first(),
+            "after": readable.filter(seq=seq + 1).first(),
             "check": check_view(),
             "changes": rank_changes(body.get("ranks", [])),
             "size_bytes": len(entry.body.encode()),

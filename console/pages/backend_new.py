@@ -12,6 +12,7 @@ from django.shortcuts import render
 from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from console.access import Act
 from console.choices import JobKind, Mode
 from console.clock import db_now
 from console.pages.asking import PRESETS_S, answered, uuid_read
@@ -23,6 +24,7 @@ from console.pages.plan_rows import PlanPanel
 from console.pages.shell import page, page_render
 from console.params import AttachParams, JobParams, params_of
 from console.params.settings import NOT_KEPT
+from console.requests import rights_in
 from console.selectors.engines import EngineView, engine_get
 from console.selectors.jobs import job_get
 from console.selectors.plans import Plan, job_plan
@@ -131,9 +133,11 @@ def _side(request: HttpRequest, form: BackendForm, view: EngineView) -> dict[str
     )
     params = trial.params()
     if params is not None:
-        panel = PlanPanel(job_plan(engine_name=view.name, params=params))
+        panel = PlanPanel(job_plan(engine_name=view.name, rights=rights_in(request), params=params))
     else:
-        plan = job_plan(engine_name=view.name, params=_planned(form), looks=False)
+        plan = job_plan(
+            engine_name=view.name, rights=rights_in(request), params=_planned(form), looks=False
+        )
         overrides = next((one.error for one in trial.overrides if one.error), "")
         name, words = next(iter(trial.errors.items()))
         words = overrides or words if name == "overrides" else words
@@ -186,7 +190,14 @@ def _form_page(
 def _undone(request: HttpRequest, form: BackendForm) -> None:
     """A link from a job's page fixes the settings to those that the engine had."""
     if wanted := request.GET.get("undo", ""):
-        form.undo(job_get(job_id=uuid_read(wanted)))
+        form.undo(job_get(job_id=uuid_read(wanted), rights=rights_in(request)))
+
+
+def _engine(request: HttpRequest, name: str) -> EngineView:
+    """The engine, for whoever may attach a backend to it. Raises EngineNotFound, Forbidden."""
+    view = engine_get(name=name, rights=rights_in(request))
+    rights_in(request).require(Act.STORAGE, view.labels)
+    return view
 
 
 @sensitive_post_parameters()
@@ -195,7 +206,7 @@ def _undone(request: HttpRequest, form: BackendForm) -> None:
 @require_http_methods(["GET", "HEAD", "POST"])
 def attach(request: HttpRequest, name: str) -> HttpResponseBase:
     """The form; posted, a job or the form again. A secret that was typed is not shown again."""
-    view = engine_get(name=name)
+    view = _engine(request, name)
     if request.method != "POST":
         form = BackendForm.begin(view, request.GET.get("backend", ""))
         _undone(request, form)
@@ -216,7 +227,7 @@ def attach(request: HttpRequest, name: str) -> HttpResponseBase:
 @require_POST
 def plan(request: HttpRequest, name: str) -> HttpResponse:
     """Preview and plan for what is typed, as a partial; the script sends no secret along."""
-    view = engine_get(name=name)
+    view = _engine(request, name)
     form = BackendForm.of(view, request.POST)
     _undone(request, form)
     return render(request, "components/backend_side.html", _side(request, form, view))
@@ -226,6 +237,6 @@ def plan(request: HttpRequest, name: str) -> HttpResponse:
 @require_safe
 def fields(request: HttpRequest, name: str) -> HttpResponse:
     """The settings of another backend, as a partial."""
-    view = engine_get(name=name)
+    view = _engine(request, name)
     form = BackendForm.begin(view, request.GET.get("backend", ""))
     return render(request, "components/backend_fields.html", {"form": form, "view": view})

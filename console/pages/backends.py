@@ -10,9 +10,11 @@ from django.views.decorators.http import require_safe
 from console.clock import db_now
 from console.models import Job
 from console.pages.backend_cells import backend_cells, backend_row_cells, breaker_word
+from console.pages.engine_pages import slice_of
 from console.pages.job_storage import named
 from console.pages.shell import page, page_render
-from console.selectors.engines import EngineView, engine_get, engine_list
+from console.requests import rights_in
+from console.selectors.engines import EngineView, engine_get
 from console.selectors.storage import Attached, attached_by, attached_of
 from console.templatetags.q_tags import Cells
 
@@ -46,7 +48,8 @@ def backends_cells(views: list[EngineView]) -> Cells:
 @require_safe
 def backends(request: HttpRequest) -> HttpResponse:
     """Every engine and its backend."""
-    views = engine_list()
+    found = slice_of(request)
+    views = found.views
     return page_render(
         request,
         "backends.html",
@@ -56,7 +59,8 @@ def backends(request: HttpRequest) -> HttpResponse:
             "views": views,
             "cells": backends_cells(views),
             "summary": _summary(views),
-            "topics": "fleet",
+            "slice": found,
+            "topics": found.topic,
         },
     )
 
@@ -73,7 +77,7 @@ def settings_of(attached: Attached) -> list[tuple[str, list[tuple[str, object]]]
 @require_safe
 def backend_engine(request: HttpRequest, name: str) -> HttpResponse:
     """One engine's backend, rank by rank."""
-    view = engine_get(name=name)
+    view = engine_get(name=name, rights=rights_in(request))
     attached = attached_of(view)
     job: Job | None = attached_by(view)
     return page_render(

@@ -7,6 +7,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
+from console.access import Rights
 from console.choices import JobKind, JobState
 from console.clock import db_now
 from console.exceptions import NotFound
@@ -18,6 +19,7 @@ from console.pages.job_cells import job_list_cells
 from console.pages.kinds import kind_words
 from console.pages.pending import panel_of_engine, panel_render
 from console.pages.shell import page, page_render
+from console.requests import rights_in
 from console.selectors.engines import EngineView, engine_get
 from console.selectors.jobs import job_get, job_list
 from console.templatetags.q_tags import Cells, at, icon, short
@@ -34,11 +36,11 @@ OPERATIONS = [
 ]
 
 
-def _pending_job(view: EngineView) -> Job | None:
+def _pending_job(view: EngineView, rights: Rights) -> Job | None:
     if view.pending is None or view.pending.job_id is None:
         return None
     try:
-        return job_get(job_id=view.pending.job_id)
+        return job_get(job_id=view.pending.job_id, rights=rights)
     except NotFound:
         return None
 
@@ -78,11 +80,11 @@ def _unknown(jobs: list[Job]) -> SafeString:
     )
 
 
-def engine_page_cells(view: EngineView) -> Cells:
+def engine_page_cells(view: EngineView, rights: Rights) -> Cells:
     """All live cells of an engine's page."""
     now = db_now()
-    jobs = job_list(engine_name=view.name, limit=RECENT_JOBS).items
-    panel = panel_of_engine(view, _pending_job(view), now)
+    jobs = job_list(rights=rights, engine_name=view.name, limit=RECENT_JOBS).items
+    panel = panel_of_engine(view, _pending_job(view, rights), now, rights)
     cells = {
         **engine_cells(view, now),
         **job_list_cells(jobs, slot="recent_rows"),
@@ -97,7 +99,8 @@ def engine_page_cells(view: EngineView) -> Cells:
 @require_safe
 def engine(request: HttpRequest, name: str) -> HttpResponse:
     """One engine."""
-    view = engine_get(name=name)
+    rights = rights_in(request)
+    view = engine_get(name=name, rights=rights)
     return page_render(
         request,
         "engine.html",
@@ -105,7 +108,7 @@ def engine(request: HttpRequest, name: str) -> HttpResponse:
         title=view.name,
         context={
             "view": view,
-            "cells": engine_page_cells(view),
+            "cells": engine_page_cells(view, rights),
             "operations": OPERATIONS,
             "topics": f"engine:{view.name}",
             "max_new_tokens": MAX_NEW_TOKENS,

@@ -10,12 +10,15 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
+from console.access import Act, Rights
 from console.choices import JobState
 from console.clock import db_now
 from console.models import Job
 from console.pages.engine_cells import fleet_row_cells
+from console.pages.engine_pages import slice_of
 from console.pages.shell import page, page_render
 from console.pages.words import rank_words
+from console.requests import rights_in
 from console.selectors.engines import EngineView, engine_list
 from console.selectors.jobs import jobs_newest, jobs_open
 from console.templatetags.q_tags import Cells, icon
@@ -63,22 +66,26 @@ def condition_cells(views: list[EngineView], open_jobs: list[Job]) -> Cells:
     }
 
 
-def fleet_cells(views: list[EngineView]) -> Cells:
-    """All live cells of the page, and the rows themselves for engines that are new."""
-    open_jobs, now = jobs_open(), db_now()
-    running = sum(rank.running for view in views if view.online for rank in view.ranks)
-    waiting = sum(rank.waiting for view in views if view.online for rank in view.ranks)
-    num_ranks = sum(len(view.ranks) for view in views)
+def fleet_cells(views: list[EngineView], rights: Rights, *, is_part: bool) -> Cells:
+    """All live cells of a page of the fleet, and the rows themselves for engines that are new.
+
+    Sums and conditions are of the whole fleet that one may see, of which the page may be a part.
+    """
+    open_jobs, now = jobs_open(rights=rights), db_now()
+    everyone = engine_list(rights=rights) if is_part else views
+    running = sum(rank.running for view in everyone if view.online for rank in view.ranks)
+    waiting = sum(rank.waiting for view in everyone if view.online for rank in view.ranks)
+    num_ranks = sum(len(view.ranks) for view in everyone)
     cells: Cells = {
         "fleet-sum": format_html(
             "<span>{} {}, {} ranks</span><span>{} requests running, {} waiting</span>",
-            len(views),
-            "engine" if len(views) == 1 else "engines",
+            len(everyone),
+            "engine" if len(everyone) == 1 else "engines",
             num_ranks,
             running,
             waiting,
         ),
-        **condition_cells(views, open_jobs),
+        **condition_cells(everyone, open_jobs),
     }
     newest = jobs_newest()
     for view in views:
@@ -93,12 +100,20 @@ def fleet_cells(views: list[EngineView]) -> Cells:
 @require_safe
 def fleet(request: HttpRequest) -> HttpResponse:
     """Every engine; how to register one while there is none."""
-    views = engine_list()
-    template = "fleet.html" if views else "empty.html"
+    rights = rights_in(request)
+    found = slice_of(request)
+    views = found.views
+    template = "fleet.html" if views or found.is_part else "empty.html"
     return page_render(
         request,
         template,
         nav="fleet",
         title="Fleet",
-        context={"engines": views, "cells": fleet_cells(views), "topics": "fleet"},
+        context={
+            "is_whole": rights.may_everywhere(Act.READ),
+            "engines": views,
+            "cells": fleet_cells(views, rights, is_part=found.is_part),
+            "slice": found,
+            "topics": found.topic,
+        },
     )

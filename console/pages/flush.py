@@ -11,9 +11,10 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
+from console.access import Act, Rights
 from console.choices import JobKind, Mode
 from console.clock import db_now
-from console.exceptions import EngineNotFound, Invalid
+from console.exceptions import Invalid
 from console.pages.asking import (
     PRESETS_S,
     answered,
@@ -25,7 +26,8 @@ from console.pages.asking import (
 from console.pages.plan_rows import PlanPanel, stand_in
 from console.pages.shell import page, page_render
 from console.params import JobParams, params_of
-from console.selectors.engines import EngineView, engine_list
+from console.requests import rights_in
+from console.selectors.engines import EngineView, engine_get, engines_for
 from console.selectors.plans import job_plan
 from engine.protocol import MAX_TIMEOUT_S
 
@@ -85,9 +87,9 @@ class FlushForm:
             return None
 
 
-def _panel(engine_name: str, mode: str) -> PlanPanel:
+def _panel(engine_name: str, mode: str, rights: Rights) -> PlanPanel:
     params = stand_in(JobKind.FLUSH_CACHE, mode if mode in Mode.values else Mode.WAIT)
-    return PlanPanel(job_plan(engine_name=engine_name, params=params))
+    return PlanPanel(job_plan(engine_name=engine_name, params=params, rights=rights))
 
 
 def _choose(name: str, views: list[EngineView]) -> EngineView | None:
@@ -95,9 +97,11 @@ def _choose(name: str, views: list[EngineView]) -> EngineView | None:
 
 
 def _form_page(request: HttpRequest, form: FlushForm, *, status: int = 200) -> HttpResponse:
-    views = engine_list()
+    rights = rights_in(request)
+    views = engines_for(Act.FLUSH, rights)
     if form.engine and not any(view.name == form.engine for view in views):
-        raise EngineNotFound(f"no engine is named {form.engine!r}")
+        view = engine_get(name=form.engine, rights=rights)
+        rights.require(Act.FLUSH, view.labels)
     chosen = _choose(form.engine, views)
     if chosen is None:
         return redirect("fleet")
@@ -114,7 +118,7 @@ def _form_page(request: HttpRequest, form: FlushForm, *, status: int = 200) -> H
             "modes": MODES,
             "presets": PRESETS_S,
             "max_timeout_s": int(MAX_TIMEOUT_S),
-            "panel": _panel(chosen.name, form.mode),
+            "panel": _panel(chosen.name, form.mode, rights),
             "asked_at": db_now(),
             "topics": f"engine:{chosen.name}",
         },
@@ -144,5 +148,5 @@ def flush_plan(request: HttpRequest) -> HttpResponse:
     mode = request.GET.get("mode", Mode.WAIT)
     if mode not in Mode.values:
         raise Invalid(f"mode must be one of {', '.join(Mode.values)}")
-    panel = _panel(request.GET.get("engine", ""), mode)
+    panel = _panel(request.GET.get("engine", ""), mode, rights_in(request))
     return render(request, "components/job_plan.html", {"panel": panel, "asked_at": db_now()})

@@ -8,53 +8,60 @@ from __future__ import annotations
 from uuid import UUID
 
 from console import fragments
+from console.access import Rights
 from console.clock import db_now
-from console.models import User
 from console.pages.backend_cells import backend_cells, backend_row_cells
 from console.pages.engines import engine_page_cells
 from console.pages.fleet import fleet_cells
 from console.pages.job_cells import job_list_cells
 from console.pages.jobs import job_page_cells
+from console.pages.pending_list import pending_cells
 from console.pages.shell import nav_count
 from console.pages.weights import engine_weights_cells
 from console.pages.weights_cells import engine_matrix_cells, mixed_banner
-from console.selectors.engines import engine_get, engine_list
-from console.selectors.jobs import job_get, job_list, jobs_open_count
+from console.selectors.engines import engine_get, engine_page
+from console.selectors.jobs import job_get, job_list, jobs_open_count, jobs_pending
 from console.templatetags.q_tags import Cells
 
 Fragments = list[tuple[str, str]]
 
 
-def _sent(cells: Cells) -> Fragments:
+def _sent(cells: Cells, rights: Rights) -> Fragments:
     return [(key, str(html)) for key, html in cells.items()] + [
-        ("nav-n", str(nav_count(jobs_open_count()))),
-        ("mixed", str(mixed_banner())),
+        ("nav-n", str(nav_count(jobs_open_count(rights=rights)))),
+        ("mixed", str(mixed_banner(rights))),
     ]
 
 
-def _fleet(topic: str, user: User) -> Fragments:
-    views, now = engine_list(), db_now()
-    cells = fleet_cells(views)
+def _fleet(topic: str, rights: Rights) -> Fragments:
+    _, after, q = (*topic.split(":"), "", "")[:3]
+    views, total, _ = engine_page(rights=rights, after=after, q=q)
+    now = db_now()
+    cells = fleet_cells(views, rights, is_part=bool(q) or len(views) < total)
     for view in views:
         cells |= engine_matrix_cells(view) | backend_row_cells(view, now)
-    return _sent(cells)
+    return _sent(cells, rights)
 
 
-def _engine(topic: str, user: User) -> Fragments:
-    view, now = engine_get(name=topic.partition(":")[2]), db_now()
+def _engine(topic: str, rights: Rights) -> Fragments:
+    view, now = engine_get(name=topic.partition(":")[2], rights=rights), db_now()
     # On the weights page of an engine `-note` and such are its own, on its backend's page `-br`;
     # the rest has the same words.
     own = {**engine_weights_cells(view, now), **backend_cells(view, now)}
-    return _sent({**own, **engine_page_cells(view)})
+    return _sent({**own, **engine_page_cells(view, rights)}, rights)
 
 
-def _job(topic: str, user: User) -> Fragments:
-    job = job_get(job_id=UUID(topic.partition(":")[2]))
-    return _sent(job_page_cells(job))
+def _job(topic: str, rights: Rights) -> Fragments:
+    job = job_get(job_id=UUID(topic.partition(":")[2]), rights=rights)
+    return _sent(job_page_cells(job, rights), rights)
 
 
-def _jobs(topic: str, user: User) -> Fragments:
-    return _sent(job_list_cells(job_list().items, slot="jobs_rows"))
+def _jobs(topic: str, rights: Rights) -> Fragments:
+    return _sent(job_list_cells(job_list(rights=rights).items, slot="jobs_rows"), rights)
+
+
+def _pending(topic: str, rights: Rights) -> Fragments:
+    return _sent(pending_cells(jobs_pending(rights=rights), rights), rights)
 
 
 def register_all() -> None:
@@ -63,3 +70,4 @@ def register_all() -> None:
     fragments.register("engine", _engine)
     fragments.register("job", _job)
     fragments.register("jobs", _jobs)
+    fragments.register("pending", _pending)

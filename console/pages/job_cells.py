@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from console.access import Rights
 from console.choices import STAGED_KINDS, WEIGHT_UPDATES, JobKind, RankState
 from console.models import AuditEntry, Job, JobRankResult
 from console.pages import words
@@ -166,11 +167,13 @@ def rank_section(job: Job, rows: list[JobRankResult]) -> SafeString:
     )
 
 
-def job_cells(job: Job, entries: list[AuditEntry], view: EngineView, now: datetime) -> Cells:
+def job_cells(
+    job: Job, entries: list[AuditEntry], view: EngineView, now: datetime, rights: Rights
+) -> Cells:
     """Everything on a job's page that changes while it is open. `view`: of its engine."""
     rows = rank_rows(job, len(view.ranks))
-    panel = panel_of_job(job, now)
-    weights_panel = weights_panel_of(job, now)
+    panel = panel_of_job(job, now, rights)
+    weights_panel = weights_panel_of(job, now, rights)
     following = next_of(job)
     cells: Cells = {
         "job-st": state(words.job_word(job), big=True),
@@ -193,10 +196,10 @@ def job_cells(job: Job, entries: list[AuditEntry], view: EngineView, now: dateti
         "job-took": format_html("{}", took(job)),
         "job-mode": format_html("<code>{}</code>", job.mode),
         "steps": _steps(job, now),
-        **storage_cells(job, view),
+        **storage_cells(job, view, rights),
         **_score_cells(job, rows),
     }
-    cells["undo"] = retry_link(job) + cells["undo"]  # a job has one of them at most
+    cells["undo"] = retry_link(job, rights) + cells["undo"]  # a job has one of them at most
     for row in rows:
         is_update = job.kind in WEIGHT_UPDATES
         cells |= weight_rank_cells(job, row) if is_update else _rank_cells(job, row)

@@ -6,10 +6,12 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from console.access import KIND_ACTS, Rights
 from console.choices import STORAGE_KINDS, JobKind, JobState, RankState
 from console.models import Job
 from console.selectors.engines import EngineView
 from console.selectors.storage import Attached, Change, is_as_left, undo_of
+from console.templatetags.access_tags import denied_attrs
 from console.templatetags.q_tags import Cells, icon, short
 
 _NOTHING = mark_safe('<span class="faint">nothing</span>')
@@ -81,7 +83,7 @@ def partial_words(job: Job) -> str:
     )
 
 
-def undo_link(job: Job, view: EngineView) -> SafeString:
+def undo_link(job: Job, view: EngineView, rights: Rights) -> SafeString:
     """The button of the inverse, which opens its plan; nothing where there is none.
 
     Nor once something else is attached than the job left: then it would undo another's work.
@@ -97,9 +99,10 @@ def undo_link(job: Job, view: EngineView) -> SafeString:
         url = reverse("operate", args=[engine, undo.kind])
         text = "detach" if undo.kind == JobKind.DETACH_STORAGE_BACKEND else "policies as before"
     return format_html(
-        '<a class="btn btn-q" href="{}?undo={}">{}Undo: {}…</a>',
+        '<a class="btn btn-q" href="{}?undo={}"{}>{}Undo: {}…</a>',
         url,
         job.pk,
+        denied_attrs(rights.why_denied(KIND_ACTS[undo.kind], view.labels)),
         icon("arrow-back-up"),
         text,
     )
@@ -169,9 +172,9 @@ def changed_cell(job: Job) -> SafeString:
     )
 
 
-def storage_cells(job: Job, view: EngineView) -> Cells:
+def storage_cells(job: Job, view: EngineView, rights: Rights) -> Cells:
     """The live cells that only a storage job has; the undo is there for every kind, empty."""
-    cells: Cells = {"undo": undo_link(job, view)}
+    cells: Cells = {"undo": undo_link(job, view, rights)}
     if job.kind in STORAGE_KINDS:
         cells["changed"] = changed_cell(job)
     return cells

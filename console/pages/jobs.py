@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -11,7 +12,8 @@ from django.http.response import HttpResponseBase
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from console.choices import HARSHER, STORAGE_KINDS, WEIGHT_UPDATES, JobState, Mode, Via
+from console.access import Rights
+from console.choices import HARSHER, STORAGE_KINDS, WEIGHT_UPDATES, JobKind, JobState, Mode, Via
 from console.clock import db_now
 from console.exceptions import Conflict, ConsoleError, Invalid
 from console.models import Job
@@ -19,9 +21,10 @@ from console.pages.job_cells import job_cells, job_list_cells, rank_rows
 from console.pages.kinds import asked_of, asked_version, job_title, kind_words
 from console.pages.pending import EXTEND_BY_S
 from console.pages.shell import page, page_render, see_other
-from console.requests import actor_of
+from console.requests import actor_of, rights_in
+from console.selectors.access import engines_with
 from console.selectors.audit import audit_of_job
-from console.selectors.engines import engine_get, engine_list
+from console.selectors.engines import engine_view
 from console.selectors.jobs import job_get, job_list, job_waits, jobs_open_count
 from console.services.job_control import job_cancel, job_extend, job_force
 from console.templatetags.q_tags import Cells, short
@@ -30,19 +33,30 @@ from console.templatetags.q_tags import Cells, short
 @page
 @require_safe
 def jobs(request: HttpRequest) -> HttpResponse:
-    """A page of jobs, newest first, filtered by engine and state."""
+    """A page of jobs, newest first, filtered by engine, state, kind and who asked."""
     engine_name = request.GET.get("engine") or None
     state_text = request.GET.get("state", "")
     if state_text and state_text not in (*JobState.values, "open"):
         raise Invalid(f"state must be one of open, {', '.join(JobState.values)}")
+    kind_text, actor = request.GET.get("kind", ""), request.GET.get("actor", "").strip()
+    if kind_text and kind_text not in JobKind.values:
+        raise Invalid(f"kind must be one of {', '.join(JobKind.values)}")
+    if "\x00" in actor or len(actor) > 150:
+        raise Invalid("actor must be somebody's name")
     cursor = request.GET.get("cursor") or None
+    asked = {"engine": engine_name, "state": state_text, "kind": kind_text, "actor": actor}
+    query = urlencode({name: value for name, value in asked.items() if value})
+    rights = rights_in(request)
     found = job_list(
+        rights=rights,
         cursor=cursor,
         engine_name=engine_name,
         state=JobState(state_text) if state_text in JobState.values else None,
+        kind=JobKind(kind_text) if kind_text else None,
+        actor=actor,
         is_open=state_text == "open",
     )
-    is_plain = not (cursor or engine_name or state_text)
+    is_plain = not (cursor or query)
     return page_render(
         request,
         "jobs.html",
@@ -54,10 +68,14 @@ def jobs(request: HttpRequest) -> HttpResponse:
             "engine_name": engine_name or "",
             "state": state_text,
             "states": JobState.values,
-            "engine_names": [view.name for view in engine_list()],
-            "num_open": jobs_open_count(),
+            "engine_names": list(engines_with(rights).values_list("name", flat=True)),
+            "num_open": jobs_open_count(rights=rights),
             "cursor": cursor,
-            "is_filtered": bool(engine_name or state_text),
+            "kind": kind_text,
+            "kinds": JobKind.choices,
+            "actor": actor,
+            "query": query,
+            "is_filtered": bool(query),
             # Only the unfiltered first page grows by itself.
             "grows": is_plain,
             "topics": "jobs",
@@ -65,18 +83,19 @@ def jobs(request: HttpRequest) -> HttpResponse:
     )
 
 
-def job_page_cells(job: Job) -> Cells:
+def job_page_cells(job: Job, rights: Rights) -> Cells:
     """All live cells of a job's page."""
-    view = engine_get(name=job.engine.name)
-    return job_cells(job, audit_of_job(job_id=job.pk), view, db_now())
+    view = engine_view(job.engine)
+    return job_cells(job, audit_of_job(job_id=job.pk), view, db_now(), rights)
 
 
 @page
 @require_safe
 def job(request: HttpRequest, job_id: UUID) -> HttpResponse:
     """One job."""
-    found = job_get(job_id=job_id)
-    cells = job_page_cells(found)
+    rights = rights_in(request)
+    found = job_get(job_id=job_id, rights=rights)
+    cells = job_page_cells(found, rights)
     return page_render(
         request,
         "job.html",
@@ -152,7 +171,7 @@ def force(request: HttpRequest, job_id: UUID) -> HttpResponseBase:
     offered = request.POST.get("to", "")
 
     def do() -> Job:
-        harsher = HARSHER.get(Mode(job_get(job_id=job_id).mode), "")
+        harsher = HARSHER.get(Mode(job_get(job_id=job_id, rights=actor.rights).mode), "")
         if offered and offered != harsher:
             raise Conflict(f"this page offered {offered}; meanwhile the next mode is {harsher}")
         return job_force(job_id=job_id, actor=actor)

@@ -10,6 +10,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods, require_safe
 
+from console.access import KIND_ACTS, Rights
 from console.choices import STORAGE_KINDS, WAITING_KINDS, JobKind, Mode
 from console.clock import db_now
 from console.exceptions import Conflict, Invalid, NotFound
@@ -29,6 +30,7 @@ from console.pages.operate_kinds import EFFECTS, MODES, Choice
 from console.pages.plan_rows import PlanPanel, stand_in
 from console.pages.shell import page, page_render
 from console.params import JobParams, params_of
+from console.requests import rights_in
 from console.selectors.engines import EngineView, engine_get
 from console.selectors.jobs import job_get
 from console.selectors.plans import job_plan
@@ -158,12 +160,12 @@ class OperateForm:
         return None if self.errors else params
 
 
-def _panel(form: OperateForm) -> PlanPanel:
+def _panel(form: OperateForm, rights: Rights) -> PlanPanel:
     trial = OperateForm(**{**form.__dict__, "errors": {}})
     params = trial.params()
     if params is not None:
-        return PlanPanel(job_plan(engine_name=form.engine, params=params))
-    plan = job_plan(engine_name=form.engine, params=stand_in(form.kind), looks=False)
+        return PlanPanel(job_plan(engine_name=form.engine, rights=rights, params=params))
+    plan = job_plan(engine_name=form.engine, rights=rights, params=stand_in(form.kind), looks=False)
     return PlanPanel(plan, error=next(iter(trial.errors.values())))
 
 
@@ -182,29 +184,31 @@ def _form_page(
             "modes": MODES,
             "presets": PRESETS_S,
             "max_timeout_s": int(MAX_TIMEOUT_S),
-            "panel": _panel(form),
+            "panel": _panel(form, rights_in(request)),
             "asked_at": db_now(),
             "topics": f"engine:{view.name}",
         },
     )
 
 
-def _kind(kind: str) -> str:
+def _kind(kind: str) -> JobKind:
     if kind not in EFFECTS:
         raise NotFound(f"there is no form for {kind}")
-    return kind
+    return JobKind(kind)
 
 
 @page
 @require_http_methods(["GET", "HEAD", "POST"])
 def operate(request: HttpRequest, name: str, kind: str) -> HttpResponseBase:
     """The form; posted, a job or the form again with its errors."""
-    view = engine_get(name=name)
-    form = OperateForm.of(_kind(kind), name, request.POST if request.method == "POST" else None)
+    rights = rights_in(request)
+    view = engine_get(name=name, rights=rights)
+    rights.require(KIND_ACTS[_kind(kind)], view.labels)
+    form = OperateForm.of(kind, name, request.POST if request.method == "POST" else None)
     if request.method != "POST":
         form.begin(view)
         if wanted := request.GET.get("undo", ""):
-            form.prefill(job_get(job_id=uuid_read(wanted)))
+            form.prefill(job_get(job_id=uuid_read(wanted), rights=rights))
         return _form_page(request, form, view)
     return answered(
         request,
@@ -220,5 +224,5 @@ def operate(request: HttpRequest, name: str, kind: str) -> HttpResponseBase:
 def operate_plan(request: HttpRequest, name: str, kind: str) -> HttpResponse:
     """The plan for other choices, as a partial."""
     form = OperateForm.of(_kind(kind), name, request.GET)
-    context = {"panel": _panel(form), "asked_at": db_now()}
+    context = {"panel": _panel(form, rights_in(request)), "asked_at": db_now()}
     return render(request, "components/job_plan.html", context)

@@ -9,9 +9,11 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
+from console.access import Rights
 from console.pages.kinds import kind_words
 from console.pages.shell import page
 from console.pages.words import engine_word, job_word
+from console.requests import rights_in
 from console.selectors.engines import engine_list
 from console.selectors.jobs import job_list, jobs_open
 from console.templatetags.q_tags import short
@@ -31,8 +33,8 @@ class Option:
     also: str = ""  # found by this too
 
 
-def _all() -> list[Option]:
-    open_jobs = jobs_open()
+def _all(rights: Rights) -> list[Option]:
+    open_jobs = jobs_open(rights=rights)
     needs = [
         Option(
             "Needs you",
@@ -44,7 +46,7 @@ def _all() -> list[Option]:
         )
         for job in open_jobs
     ]
-    views = engine_list()
+    views = engine_list(rights=rights)
     engines = [
         Option(
             "Engines", "server", view.name, engine_word(view), reverse("engine", args=[view.name])
@@ -89,6 +91,9 @@ def _all() -> list[Option]:
         Option("Places", "versions", "Go to Weights", "g w", reverse("weights")),
         Option("Places", "database", "Go to Backends", "g b", reverse("backends")),
         Option("Places", "shield-check", "Go to Audit", "g a", reverse("audit")),
+        Option("Places", "hourglass-empty", "Go to Pending", "g p", reverse("pending")),
+        Option("Places", "key", "Go to API tokens", "", reverse("tokens")),
+        Option("Places", "users", "Go to Users and roles", "", reverse("users")),
     ]
     known = {job.pk for job in open_jobs}
     recent = [
@@ -100,7 +105,7 @@ def _all() -> list[Option]:
             reverse("job", args=[job.pk]),
             str(job.pk),
         )
-        for job in job_list(limit=20).items
+        for job in job_list(rights=rights, limit=20).items
         if job.pk not in known
     ]
     return [*needs, *engines, *actions, *places, *recent]
@@ -113,7 +118,7 @@ def palette(request: HttpRequest) -> HttpResponse:
     wanted = request.GET.get("q", "")[:100].lower().split()
     shown: list[Option] = []
     counts: dict[str, int] = {}
-    for option in _all():
+    for option in _all(rights_in(request)):
         text = f"{option.text} {option.hint} {option.also}".lower()
         if all(word in text for word in wanted) and counts.get(option.group, 0) < MAX_OF_A_KIND:
             counts[option.group] = counts.get(option.group, 0) + 1

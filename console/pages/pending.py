@@ -14,6 +14,7 @@ from django.template.loader import render_to_string
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from console.access import KIND_ACTS, Rights
 from console.choices import (
     HARSHER,
     STAGED_KINDS,
@@ -27,8 +28,10 @@ from console.choices import (
 from console.models import Job
 from console.pages import words
 from console.pages.kinds import kind_words
+from console.selectors.access import labels_of_engine
 from console.selectors.engines import EngineView
 from console.selectors.jobs import job_waits
+from console.templatetags.access_tags import denied_attrs
 from console.templatetags.q_tags import Cells, at, mmss, places, short, state
 from engine.protocol import Phase, RankState
 
@@ -66,6 +69,7 @@ class Panel:
     note: str
     now: datetime
     waits: bool = True  # for idle, in a mode
+    denied: SafeString = SafeString("")  # attributes of buttons that one may not use  # noqa: RUF009
 
     @property
     def key(self) -> str:
@@ -204,7 +208,16 @@ def _note(word: str, kind: str, mode: Mode, awaited: list[int], *, waits: bool) 
     return f"New requests are held. Awaited: {noun} {names}."
 
 
-def panel_of_job(job: Job, now: datetime) -> Panel | None:
+def steering_denied(job: Job | None, rights: Rights) -> SafeString:
+    """Attributes of the buttons that steer a job; none when one may."""
+    if job is None:
+        return SafeString("")
+    act = KIND_ACTS[JobKind(job.kind)]
+    labels = labels_of_engine(job.engine)
+    return denied_attrs(rights.why_denied(act, labels, whose=True, asked_by=job.requested_by_id))
+
+
+def panel_of_job(job: Job, now: datetime, rights: Rights) -> Panel | None:
     """The panel on a job's own page; None once it has ended, or while its outcome is unknown."""
     if job.state in TERMINAL_STATES or job.state == JobState.RECONCILING:
         return None
@@ -235,10 +248,13 @@ def panel_of_job(job: Job, now: datetime) -> Panel | None:
         ),
         now=now,
         waits=job_waits(job),
+        denied=steering_denied(job, rights),
     )
 
 
-def panel_of_engine(view: EngineView, job: Job | None, now: datetime) -> Panel | None:
+def panel_of_engine(
+    view: EngineView, job: Job | None, now: datetime, rights: Rights
+) -> Panel | None:
     """The panel on an engine's page; `job` is the console's job behind the operation, if any."""
     pending = view.pending
     if pending is None or not view.online:
@@ -273,6 +289,7 @@ def panel_of_engine(view: EngineView, job: Job | None, now: datetime) -> Panel |
         ),
         now=now,
         waits=waits,
+        denied=steering_denied(job, rights),
     )
 
 

@@ -22,6 +22,7 @@ from console.clock import db_now
 from console.exceptions import ConsoleError, Unavailable
 from console.models import User
 from console.pages.weights_cells import mixed_banner
+from console.requests import rights_in
 from console.selectors.jobs import jobs_open_count
 
 log = structlog.get_logger(__name__)
@@ -41,6 +42,9 @@ _WHAT_TO_DO = {
     "look at Jobs before you send it again.",
     503: "Wait a moment and reload. What is down is named at /healthz.",
 }
+_TO_DO_BY_CODE = {
+    "forbidden": "Users and roles, under More, has what each role may do and who gives them.",
+}
 _TRUE_NOW = {
     500: "A fault of the console, not of an engine. It is in the console's log.",
     503: "Nothing was changed by this request.",
@@ -56,7 +60,7 @@ def page_context(request: HttpRequest, *, nav: str, title: str) -> dict[str, Any
     """The header's facts; costs one count."""
     user = request.user
     assert isinstance(user, User), "the header is for people who are logged in"
-    name = user.get_username()
+    name, rights = user.get_username(), rights_in(request)
     return {
         "nav": nav,
         "title": title,
@@ -64,9 +68,11 @@ def page_context(request: HttpRequest, *, nav: str, title: str) -> dict[str, Any
         "version": VERSION,
         "user_name": name,
         "initials": "".join(part[:1] for part in name.replace("-", ".").split(".")[:2]).upper(),
-        "nav_jobs": nav_count(jobs_open_count()),
+        "nav_jobs": nav_count(jobs_open_count(rights=rights)),
+        "rights": rights,
+        "role_names": ", ".join(dict.fromkeys(str(one.role) for one in rights.grants)),
         "topics": "",
-        "mixed": mixed_banner(),
+        "mixed": mixed_banner(rights),
     }
 
 
@@ -115,13 +121,14 @@ def error_render(
     facts: Mapping[str, object] | None = None,
 ) -> HttpResponse:
     """An error page: what, what is true, what to do, request id; no header from 500 up."""
+    code = str((facts or {}).get("code", ""))
     context = {
         **_header(request, title, status),
         "status": status,
         "message": message,
         "facts": dict(facts or {}),
         "true_now": _TRUE_NOW.get(status, "Nothing was changed by this request."),
-        "to_do": _WHAT_TO_DO.get(status, _WHAT_TO_DO[400]),
+        "to_do": _TO_DO_BY_CODE.get(code) or _WHAT_TO_DO.get(status, _WHAT_TO_DO[400]),
         "request_id": getattr(request, "request_id", ""),
         "word": "failed" if status == 500 else "refused" if status < 500 else "unreachable",
     }

@@ -19,6 +19,7 @@ from django.http import HttpRequest, JsonResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_POST
 
+from console.access import Act
 from console.exceptions import ConsoleError
 from console.models import User
 from console.pages.completion import (
@@ -28,6 +29,7 @@ from console.pages.completion import (
     EngineSaid,
     complete,
 )
+from console.selectors.access import rights_of
 from console.selectors.engines import engine_get
 from console.snapshots import redis_client
 
@@ -89,10 +91,15 @@ def _asked(request: HttpRequest) -> Asked | JsonResponse:
     return Asked(prompt, int(text), as_chat=request.POST.get("as_chat") == "on")
 
 
-def _address(name: str) -> str:
-    """Where the engine's HTTP is. Raises EngineNotFound, EngineSaid. Gives the connection back."""
+def _address(name: str, user: User) -> str:
+    """Where the engine's HTTP is. Gives the connection back.
+
+    Raises EngineNotFound, Forbidden, EngineSaid.
+    """
     try:
-        view = engine_get(name=name)
+        rights = rights_of(user)
+        view = engine_get(name=name, rights=rights)
+        rights.require(Act.TRY, view.labels)
     finally:
         if not connection.in_atomic_block:
             connection.close()  # else held for as long as the stream runs
@@ -117,7 +124,7 @@ async def try_it(request: HttpRequest, name: str) -> HttpResponseBase:
     if isinstance(asked, JsonResponse):
         return asked
     try:
-        address = await sync_to_async(_address)(name)
+        address = await sync_to_async(_address)(name, user)
     except EngineSaid as error:
         return _refused(503, error.message)
     except ConsoleError as error:

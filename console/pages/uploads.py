@@ -29,7 +29,7 @@ def uploads(request: HttpRequest) -> HttpResponse:
     in_use = uploads_in_use()
     actor = actor_of(request, via=Via.UI)
     assert actor.user_id is not None, "a page has a person"
-    whole = uploads_whole()
+    whole = uploads_whole(rights=actor.rights)
     return page_render(
         request,
         "uploads.html",

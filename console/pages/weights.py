@@ -14,6 +14,7 @@ from django.views.decorators.http import require_safe
 
 from console.clock import db_now
 from console.pages import words
+from console.pages.engine_pages import slice_of
 from console.pages.shell import page, page_render
 from console.pages.weights_cells import (
     MATRIX_RANKS,
@@ -26,7 +27,8 @@ from console.pages.weights_cells import (
     rank_rows_cells,
     source_of,
 )
-from console.selectors.engines import EngineView, engine_get, engine_list
+from console.requests import rights_in
+from console.selectors.engines import EngineView, engine_get
 from console.selectors.weights import (
     Group,
     Push,
@@ -136,19 +138,12 @@ def _group_row(group: Group, lines: list[Line]) -> dict[str, object]:
     }
 
 
-def weights_page_cells() -> Cells:
-    """All live cells of the page."""
-    cells: Cells = {}
-    for view in engine_list():
-        cells |= engine_matrix_cells(view)
-    return cells
-
-
 @page
 @require_safe
 def weights(request: HttpRequest) -> HttpResponse:
     """Every model with its engines and ranks, and the lineage of all."""
-    views = engine_list()
+    found = slice_of(request)
+    views = found.views
     lines = lineage_lines(views)
     cells: Cells = {}
     for view in views:
@@ -167,7 +162,8 @@ def weights(request: HttpRequest) -> HttpResponse:
             "cells": cells,
             "num_ranks": num_ranks,
             "num_heard": heard,
-            "topics": "fleet",
+            "slice": found,
+            "topics": found.topic,
         },
     )
 
@@ -235,7 +231,7 @@ def _sub(view: EngineView) -> SafeString:
 @require_safe
 def weights_engine(request: HttpRequest, name: str) -> HttpResponse:
     """One engine's ranks, what can be done, and its lineage."""
-    view = engine_get(name=name)
+    view = engine_get(name=name, rights=rights_in(request))
     previous = previous_of(view)
     return page_render(
         request,

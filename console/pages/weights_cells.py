@@ -8,6 +8,7 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from console.access import Rights
 from console.pages import words
 from console.selectors.engines import EngineView
 from console.selectors.weights import Group, Mixed, Weights, is_as_desired, mixed_fleet, served_by
@@ -187,9 +188,9 @@ def _rank_note(rank: RankView) -> str:
     return ""
 
 
-def mixed_banner() -> SafeString:
+def mixed_banner(rights: Rights) -> SafeString:
     """The banner of a mixed fleet; nothing while each model is served with one set of weights."""
-    mixed = mixed_fleet()
+    mixed = mixed_fleet(rights=rights)
     if not mixed:
         return SafeString("")
     first = mixed[0]

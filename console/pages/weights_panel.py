@@ -13,11 +13,12 @@ from django.template.loader import render_to_string
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from console.access import Rights
 from console.choices import WEIGHT_UPDATES, JobPhase, JobState
 from console.models import Job
 from console.pages.job_ends import weights_before
 from console.pages.job_steps import reply_number
-from console.pages.pending import STAGING_NOTE
+from console.pages.pending import STAGING_NOTE, steering_denied
 from console.pages.weights_ranks import left_s, rate_bytes_s, staged_of
 from console.templatetags.q_tags import DASH, Cells, age, duration, fine, size, size_of
 
@@ -29,6 +30,7 @@ class WeightsPanel:
     job: Job
     stage: str
     now: datetime
+    denied: SafeString
 
     @property
     def key(self) -> str:
@@ -133,18 +135,20 @@ class WeightsPanel:
         return format_html_join("", '<dt>{}</dt><dd class="num-l">{}</dd>', facts)
 
 
-def weights_panel_of(job: Job, now: datetime) -> WeightsPanel | None:
+def weights_panel_of(job: Job, now: datetime, rights: Rights) -> WeightsPanel | None:
     """The panel, or None: while it waits, is unknown, or ended before it had any effect."""
     if job.kind not in WEIGHT_UPDATES:
         return None
     if job.state == JobState.CLAIMED and job.sent_bytes is not None:
-        return WeightsPanel(job, "feeding", now)
+        return WeightsPanel(job, "feeding", now, steering_denied(job, rights))
     if job.state == JobState.DISPATCHED and job.phase == JobPhase.PREPARING:
         whats = {staged_of(row)[0] for row in job.ranks.all()}
         is_checked = bool(whats) and whats <= {"verify", "ready"}
-        return WeightsPanel(job, "verifying" if is_checked else "staging", now)
+        return WeightsPanel(
+            job, "verifying" if is_checked else "staging", now, steering_denied(job, rights)
+        )
     if job.state in (JobState.SUCCEEDED, JobState.PARTIAL):
-        return WeightsPanel(job, "ended", now)
+        return WeightsPanel(job, "ended", now, SafeString(""))
     return None
 
 

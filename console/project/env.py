@@ -43,7 +43,9 @@ class Env:
     upload_keep_s: int
     audit_key_file: Path
     audit_anchors_file: Path
+    curve_key_file: Path
     log_level: str
+    api_rate_per_second: int
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
@@ -157,5 +159,7 @@ def env_read(env: Mapping[str, str]) -> Env:
         audit_anchors_file=_file(
             env, "QUIESCE_AUDIT_ANCHORS_FILE", state_dir / "audit-anchors.jsonl"
         ),
+        curve_key_file=_file(env, "QUIESCE_CURVE_KEY_FILE", state_dir / "console-curve"),
         log_level=level,
+        api_rate_per_second=_number(env, "QUIESCE_API_RATE_PER_SECOND", 200, 1, 100_000),
     )

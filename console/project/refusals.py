@@ -1,4 +1,4 @@
-"""Every attempt to change something is in the audit log, also one that was denied or refused."""
+"""Every attempt to change something, and every denied reading, is in the audit log."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class RefusalsMiddleware:
 
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
-        self._strangers = Coalesced()
+        self._coalesced = Coalesced()
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Answer 503 instead of a refusal that cannot be recorded."""
         if request.method in SAFE_METHODS:
-            return self.get_response(request)
+            return self._read(request)
         with entries_noted() as numbers:
             response = self.get_response(request)
             if numbers or not (response.status_code >= 400 or _is_turned_away(request, response)):
@@ -47,6 +47,16 @@ class RefusalsMiddleware:
                 log.error("a refusal could not be recorded", error=repr(error))
                 if response.status_code < 500:
                     return _unavailable(request)
+        return response
+
+    def _read(self, request: HttpRequest) -> HttpResponseBase:
+        """A reading that is denied changes nothing; one of many equal ones is noted."""
+        response = self.get_response(request)
+        if response.status_code in (401, 403):
+            try:
+                self._note(request, response)
+            except DatabaseError as error:
+                log.error("a denied reading could not be recorded", error=repr(error))
         return response
 
     def _note(self, request: HttpRequest, response: HttpResponseBase) -> None:
@@ -61,9 +71,10 @@ class RefusalsMiddleware:
             "code": _code_of(response),
             "named": {name: str(value)[:100] for name, value in named.items()},
         }
-        if actor.user_id is None:
-            key = (actor.source_ip, route, str(response.status_code))
-            left_out = self._strangers.left_out(key)
+        if actor.user_id is None or request.method in SAFE_METHODS:
+            who = actor.name if actor.user_id is not None else actor.source_ip
+            key = (who, actor.token_prefix, route, str(response.status_code))
+            left_out = self._coalesced.left_out(key)
             if left_out is None:
                 return
             facts["left_out"] = left_out

@@ -31,6 +31,7 @@ CSRF_TRUSTED_ORIGINS = list(ENV.csrf_trusted_origins)
 REDIS_URL = ENV.redis_url
 
 INSTALLED_APPS = [
+    "django.contrib.admin.apps.SimpleAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -148,11 +149,13 @@ CONTENT_SECURITY_POLICY = {
 }
 MAX_BODY_BYTES = 1 << 20
 STAGING_ALLOWANCE_S = ENV.staging_allowance_s
+API_RATE_PER_SECOND = ENV.api_rate_per_second
 PIECE_BYTES = 8 << 20  # of an uploaded file; a whole one comes in many
 UPLOAD_MAX_BYTES = ENV.upload_max_bytes
 UPLOAD_KEEP_S = ENV.upload_keep_s
 AUDIT_KEY_FILE = ENV.audit_key_file
 AUDIT_ANCHORS_FILE = ENV.audit_anchors_file
+CURVE_KEY_FILE = ENV.curve_key_file
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 200
 

@@ -3,12 +3,14 @@
 from django.urls import include, path
 
 from api.main import api
+from console.admin import site
 from console.pages import errors
 from console.pages.health import healthz
 
 urlpatterns = [
     path("healthz", healthz, name="healthz"),
     path("api/v1/", api.urls),
+    path("django-admin/", site.urls),
     path("", include("console.pages.urls")),
 ]
 

@@ -11,9 +11,11 @@ from uuid import UUID
 
 from django.db.models import Max, QuerySet
 
+from console.access import Act, Rights
 from console.chain import instant
 from console.exceptions import Invalid, NotFound
 from console.models import AuditEntry
+from console.selectors.access import engines_with
 from console.selectors.jobs import PAGE_ITEMS, Page, cursor_decode, cursor_encode
 
 
@@ -40,8 +42,8 @@ class AuditFilter:
     since: datetime | None = None
     until: datetime | None = None  # not itself
 
-    def rows(self) -> QuerySet[AuditEntry]:
-        """The entries that fit, in no order."""
+    def rows(self, among: QuerySet[AuditEntry]) -> QuerySet[AuditEntry]:
+        """The entries among these that fit, in no order."""
         wanted: dict[str, object] = {
             "actor_name": self.actor,
             "token_prefix": f"qsc_{self.token.removeprefix('qsc_')}" if self.token else "",
@@ -55,7 +57,7 @@ class AuditFilter:
             "created_at__gte": self.since,
             "created_at__lt": self.until,
         }
-        return AuditEntry.objects.filter(**{name: value for name, value in wanted.items() if value})
+        return among.filter(**{name: value for name, value in wanted.items() if value})
 
     def fields(self) -> dict[str, str]:
         """What is asked for, as text: the filter's part of a URL."""
@@ -73,14 +75,27 @@ class AuditFilter:
 FILTER_NAMES = tuple(field.name for field in fields(AuditFilter))
 
 
+def audit_rows(rights: Rights) -> QuerySet[AuditEntry]:
+    """The entries that one may read: all, or with a role on a group those of its engines.
+
+    Raises Forbidden.
+    """
+    rights.require(Act.AUDIT)
+    if rights.may_everywhere(Act.AUDIT):
+        return AuditEntry.objects.all()
+    names = engines_with(rights, Act.AUDIT, removed=True).values_list("name", flat=True)
+    return AuditEntry.objects.filter(engine_name__in=list(names))
+
+
 def audit_list(
     *,
+    rights: Rights,
     chosen: AuditFilter | None = None,
     cursor: str | None = None,
     limit: int = PAGE_ITEMS,
 ) -> Page[AuditEntry]:
-    """A page of entries, newest first. Raises Invalid for a bad cursor."""
-    rows = (chosen or AuditFilter()).rows().order_by("-seq")
+    """A page of entries, newest first. Raises Invalid for a bad cursor, Forbidden."""
+    rows = (chosen or AuditFilter()).rows(audit_rows(rights)).order_by("-seq")
     if cursor is not None:
         (seq,) = cursor_decode(cursor, 1)
         if not seq.isascii() or not seq.isdigit() or len(seq) > 18:
@@ -92,9 +107,9 @@ def audit_list(
     return Page(items=items, next_cursor=cursor_encode(str(items[-1].seq)) if more else None)
 
 
-def audit_get(*, seq: int) -> AuditEntry:
-    """One entry. Raises NotFound."""
-    entry = AuditEntry.objects.filter(seq=seq).first()
+def audit_get(*, seq: int, rights: Rights) -> AuditEntry:
+    """One entry. Raises NotFound, Forbidden."""
+    entry = audit_rows(rights).filter(seq=seq).first()
     if entry is None:
         raise NotFound(f"the audit log has no entry {seq}")
     return entry

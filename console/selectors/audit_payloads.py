@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any  # JSON objects
 
+from console.access import Act, Rights
 from console.chain import GENESIS
 from console.models import AuditCheck, AuditEntry, AuditSegment
 from console.selectors.audit import audit_body
@@ -33,8 +34,9 @@ def audit_payload(entry: AuditEntry) -> dict[str, Any]:
     }
 
 
-def audit_head_payload(public_key: str) -> dict[str, Any]:
-    """The newest entry and what was signed of the log."""
+def audit_head_payload(public_key: str, *, rights: Rights) -> dict[str, Any]:
+    """The newest entry and what was signed of the log. Raises Forbidden."""
+    rights.require(Act.AUDIT)
     head = AuditEntry.objects.order_by("-seq").first()
     check = AuditCheck.objects.filter(pk=1).first()
     return {

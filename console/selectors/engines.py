@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from console.access import Act, Rights
 from console.clock import db_now
 from console.exceptions import EngineNotFound
 from console.models import Engine, Job
+from console.selectors.access import engines_with, labels_of_engine, sees_engine
 from console.snapshots import StoredSnapshot, snapshots_get
 from engine.protocol import PLACES, EngineState, OperationView, Places, RankView
 
 ONLINE_MAX_AGE_S = 3.0
+PAGE_ENGINES = 50
+NAME_PART = re.compile(r"[a-z0-9-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,11 @@ class EngineView:
     def name(self) -> str:
         """The engine's name."""
         return self.engine.name
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What grants are matched with."""
+        return labels_of_engine(self.engine)
 
     @property
     def idle(self) -> bool | None:
@@ -111,29 +121,62 @@ def _view(engine: Engine, stored: StoredSnapshot | None, now: datetime) -> Engin
     )
 
 
-def engine_list() -> list[EngineView]:
-    """Every registered engine, by name."""
-    engines = list(Engine.objects.order_by("name"))
+def engine_list(*, rights: Rights) -> list[EngineView]:
+    """Every registered engine that one may see, by name. Raises Forbidden without any role."""
+    rights.require(Act.READ)
+    engines = list(engines_with(rights))
     stored = snapshots_get([engine.name for engine in engines])
     now = db_now()
     return [_view(engine, stored.get(engine.name), now) for engine in engines]
 
 
-def engine_named(name: str) -> Engine:
-    """The registered engine, without its state. Raises EngineNotFound."""
+def engine_page(
+    *, rights: Rights, after: str = "", q: str = "", limit: int = PAGE_ENGINES
+) -> tuple[list[EngineView], int, str]:
+    """(engines by name behind `after`, how many fit in all, where the next page begins: "" at the
+    end) of those whose names hold `q`. Raises Forbidden without any role."""
+    rights.require(Act.READ)
+    rows = engines_with(rights)
+    if q:
+        rows = rows.filter(name__contains=q)
+    total = rows.count()
+    engines = list(rows.filter(name__gt=after)[: limit + 1])
+    more, engines = len(engines) > limit, engines[:limit]
+    stored, now = snapshots_get([engine.name for engine in engines]), db_now()
+    views = [_view(engine, stored.get(engine.name), now) for engine in engines]
+    return views, total, engines[-1].name if more else ""
+
+
+def engines_for(act: Act, rights: Rights) -> list[EngineView]:
+    """The engines on which one may do `act`, by name; Forbidden when one may nowhere."""
+    rights.require(act)
+    return [view for view in engine_list(rights=rights) if rights.may(act, view.labels)]
+
+
+def engine_named(name: str, *, rights: Rights) -> Engine:
+    """The registered engine, without its state.
+
+    Raises EngineNotFound, also for one that is there for others only; Forbidden without any role.
+    """
+    rights.require(Act.READ)
     # PostgreSQL takes no NUL, and would answer that it failed.
-    engine = None if "\x00" in name else Engine.objects.filter(name=name).first()
-    if engine is None:
+    engine = None if "\x00" in name else Engine.objects.filter(name=name, removed_at=None).first()
+    if engine is None or not sees_engine(rights, engine):
         raise EngineNotFound(f"no engine is named {name!r}")
     return engine
 
 
-def engine_get(*, name: str) -> EngineView:
+def engine_get(*, name: str, rights: Rights) -> EngineView:
     """One engine. Raises EngineNotFound."""
-    engine = engine_named(name)
+    engine = engine_named(name, rights=rights)
     return _view(engine, snapshots_get([name]).get(name), db_now())
+
+
+def engine_view(engine: Engine) -> EngineView:
+    """This engine as last seen, also one that was removed: for a page of one of its jobs."""
+    return _view(engine, snapshots_get([engine.name]).get(engine.name), db_now())
 
 
 def engines_enabled() -> list[Engine]:
     """The engines that the relay follows."""
-    return list(Engine.objects.filter(enabled=True).order_by("name"))
+    return list(Engine.objects.filter(enabled=True, removed_at=None).order_by("name"))

@@ -5,22 +5,25 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Generic, TypeVar
 from uuid import UUID
 
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 
+from console.access import Act, Rights
 from console.choices import (
     HOLDING_STATES,
     OPEN_STATES,
     SHARED_KINDS,
     UNSENT_STATES,
     WAITING_KINDS,
+    JobKind,
     JobState,
 )
 from console.exceptions import Invalid, JobNotFound
 from console.models import Engine, Job
+from console.selectors.access import engines_with, sees_engine
 from console.selectors.engines import engine_named
 
 PAGE_ITEMS = 50
@@ -57,10 +60,21 @@ def _rows() -> QuerySet[Job]:
     return Job.objects.select_related("engine").prefetch_related("ranks", "followers")
 
 
-def job_get(*, job_id: UUID) -> Job:
-    """One job with its engine and ranks. Raises JobNotFound."""
+def _seen(rows: QuerySet[Job], rights: Rights) -> QuerySet[Job]:
+    """Those of engines that one may see."""
+    if rights.may_everywhere(Act.READ):
+        return rows
+    return rows.filter(engine__in=engines_with(rights, removed=True).values("pk"))
+
+
+def job_get(*, job_id: UUID, rights: Rights) -> Job:
+    """One job with its engine and ranks.
+
+    Raises JobNotFound, also for one that is there for others only; Forbidden without any role.
+    """
+    rights.require(Act.READ)
     job = _rows().filter(pk=job_id).first()
-    if job is None:
+    if job is None or not sees_engine(rights, job.engine):
         raise JobNotFound(f"no job has the id {job_id}")
     return job
 
@@ -72,21 +86,36 @@ def job_version(*, job_id: UUID) -> int:
 
 def job_list(
     *,
+    rights: Rights,
     cursor: str | None = None,
     engine_name: str | None = None,
     state: JobState | None = None,
+    kind: JobKind | None = None,
+    actor: str = "",
+    since: datetime | None = None,
+    until: datetime | None = None,
     is_open: bool = False,
     limit: int = PAGE_ITEMS,
 ) -> Page[Job]:
-    """A page of jobs, newest first; `is_open` keeps those that have not ended.
+    """A page of jobs, newest first; `is_open` keeps those that have not ended, `actor` those that
+    this name asked for, `since` and `until` (not itself) those that were asked for then.
 
-    Raises Invalid for a bad cursor, EngineNotFound.
+    Raises Invalid for a bad cursor, EngineNotFound; Forbidden without any role.
     """
-    rows = _rows().order_by("-created_at", "-id")
+    rights.require(Act.READ)
+    rows = _seen(_rows(), rights).order_by("-created_at", "-id")
     if engine_name is not None:
-        rows = rows.filter(engine=engine_named(engine_name))
+        rows = rows.filter(engine=engine_named(engine_name, rights=rights))
     if state is not None:
         rows = rows.filter(state=state)
+    if kind is not None:
+        rows = rows.filter(kind=kind)
+    if actor:
+        rows = rows.filter(requested_by_name=actor)
+    if since is not None:
+        rows = rows.filter(created_at__gte=since)
+    if until is not None:
+        rows = rows.filter(created_at__lt=until)
     if is_open:
         rows = rows.filter(state__in=OPEN_STATES)
     if cursor is not None:
@@ -109,12 +138,29 @@ def job_list(
     )
 
 
-def jobs_open(*, engine_name: str | None = None) -> list[Job]:
+def jobs_open(*, rights: Rights, engine_name: str | None = None) -> list[Job]:
     """All jobs that have not ended, newest first."""
-    rows = _rows().filter(state__in=OPEN_STATES)
+    rows = _seen(_rows(), rights).filter(state__in=OPEN_STATES)
     if engine_name is not None:
         rows = rows.filter(engine__name=engine_name)
     return list(rows)
+
+
+def jobs_pending(*, rights: Rights) -> list[Job]:
+    """All jobs that have not ended: unknown ones first, then by deadline, then those without one.
+
+    Raises Forbidden without any role.
+    """
+    rights.require(Act.READ)
+    never = datetime.max.replace(tzinfo=UTC)
+    return sorted(
+        jobs_open(rights=rights),
+        key=lambda job: (
+            job.state != JobState.RECONCILING,
+            job.deadline_at or job.dispatch_by or never,
+            job.created_at,
+        ),
+    )
 
 
 def jobs_newest() -> dict[int, Job]:
@@ -124,9 +170,9 @@ def jobs_newest() -> dict[int, Job]:
     return {job.engine_id: job for job in Job.objects.filter(pk__in=ids)}
 
 
-def jobs_open_count() -> int:
+def jobs_open_count(*, rights: Rights) -> int:
     """How many jobs have not ended."""
-    return Job.objects.filter(state__in=OPEN_STATES).count()
+    return _seen(Job.objects.filter(state__in=OPEN_STATES), rights).count()
 
 
 def job_holder(*, engine: Engine) -> Job | None:

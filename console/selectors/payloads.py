@@ -74,6 +74,7 @@ def job_payload(job: Job) -> dict[str, Any]:
             for rank in job.ranks.all()
         ],
         "error": job.error,
+        "problem": job_problem(job),
         "mode": job.mode,
         "attempt": job.attempt,
         "blocked_by": job.blocked_by or None,
@@ -99,6 +100,26 @@ def job_payload(job: Job) -> dict[str, Any]:
             "audit": f"{API}/audit?job={job.pk}",
             "page": f"/jobs/{job.pk}",
         },
+    }
+
+
+def job_problem(job: Job) -> dict[str, Any] | None:
+    """Why an ended job did not succeed, as a problem document with an entry a rank (RFC 9457)."""
+    if job.finished_at is None or job.state == JobState.SUCCEEDED:
+        return None
+    error = job.error or {}
+    code = error.get("code") or job.state
+    return {
+        "type": f"urn:quiesce:problem:{code}",
+        "title": f"{job.get_kind_display()}: {job.state}",
+        "status": 409,
+        "detail": error.get("message") or job.note or f"the job ended {job.state}",
+        "code": code,
+        "instance": f"{API}/jobs/{job.pk}",
+        "ranks": [
+            {"dp_rank": rank.dp_rank, "state": rank.state, "detail": rank.message}
+            for rank in job.ranks.all()
+        ],
     }
 
 
@@ -171,6 +192,10 @@ def engine_payload(view: EngineView) -> dict[str, Any]:
         "name": view.name,
         "driver": view.engine.driver,
         "enabled": view.engine.enabled,
+        "labels": view.engine.labels,
+        "control_address": view.engine.control_address,
+        "events_address": view.engine.events_address,
+        "curve_key": view.engine.curve_key or None,
         "online": view.online,
         "epoch": state.epoch if state else None,
         "seq": state.seq if state else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from console.access import KIND_ACTS, Rights
 from console.choices import SHARED_KINDS, STORAGE_KINDS, WEIGHT_UPDATES, JobKind, OnConflict
 from console.clock import db_now
 from console.exceptions import ConsoleError
@@ -277,6 +278,7 @@ def job_plan(
     *,
     engine_name: str,
     params: JobParams,
+    rights: Rights,
     on_conflict: OnConflict = OnConflict.REFUSE,
     looks: bool = True,
 ) -> Plan:
@@ -284,9 +286,10 @@ def job_plan(
 
     Without `looks` neither the engine nor the files are asked whether the weights are there.
     """
-    view = engine_get(name=engine_name)
+    view = engine_get(name=engine_name, rights=rights)
     refusals = [*_state(view, params), *_conflict(view, params, on_conflict)]
     checkpoint, upload_bytes = None, None
+    looks = looks and rights.may(KIND_ACTS[params.kind], view.labels)
     if looks and isinstance(params, DiskParams):
         checkpoint, more = _folder(view, params)
         refusals += more

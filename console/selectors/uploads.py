@@ -8,6 +8,7 @@ from uuid import UUID
 
 from django.conf import settings
 
+from console.access import Act, Rights
 from console.choices import OPEN_STATES, JobKind
 from console.exceptions import NotFound
 from console.models import Job, Upload
@@ -40,16 +41,18 @@ def upload_offset(upload: Upload) -> int:
         return 0
 
 
-def upload_get(*, upload_id: UUID) -> Upload:
-    """One upload. Raises NotFound."""
+def upload_get(*, upload_id: UUID, rights: Rights) -> Upload:
+    """One upload. Raises NotFound, Forbidden."""
+    rights.require(Act.READ)
     upload = Upload.objects.filter(pk=upload_id).first()
     if upload is None:
         raise NotFound(f"no upload has the id {upload_id}")
     return upload
 
 
-def uploads_whole() -> list[Upload]:
-    """Every whole file, newest first."""
+def uploads_whole(*, rights: Rights) -> list[Upload]:
+    """Every whole file, newest first. Raises Forbidden."""
+    rights.require(Act.READ)
     return list(Upload.objects.filter(sha256__isnull=False))
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from console.access import Rights
 from console.choices import WEIGHT_KINDS, JobKind, JobState, WeightSource
-from console.models import Engine, Job
+from console.models import Job
+from console.selectors.access import engines_with
 from console.selectors.engines import EngineView
 from console.snapshots import snapshots_get
 from engine.protocol import EngineState, RankView, WeightsView
@@ -125,9 +127,9 @@ def _words(served: Served, versions: list[str]) -> str:
     return version if versions.count(version) < 2 else f"{version} {checksum[:8]}"
 
 
-def mixed_fleet() -> list[Mixed]:
+def mixed_fleet(*, rights: Rights) -> list[Mixed]:
     """Models with more than one set of weights, from the newest snapshots alone."""
-    names = list(Engine.objects.order_by("name").values_list("name", flat=True))
+    names = list(engines_with(rights).values_list("name", flat=True))
     counts: dict[str, dict[Served, int]] = {}
     members: dict[str, list[str]] = {}
     for name, stored in snapshots_get(names).items():

@@ -8,6 +8,7 @@ from typing import Any  # an anchor is a JSON object
 
 from django.conf import settings
 
+from console.access import Act, Rights
 from console.clock import db_now
 from console.exceptions import AuditUnavailable
 from console.models import AuditCheck, AuditEntry
@@ -23,9 +24,10 @@ from console.selectors.audit_chain import (
 from console.services.audit_key import signer
 
 
-def audit_check(*, is_full: bool = False, now: datetime | None = None) -> Verdict:
+def audit_check(*, rights: Rights, is_full: bool = False, now: datetime | None = None) -> Verdict:
     """Check what is new since the last time, or all of it. A fault stays until all of it was
-    checked again and is right. Raises AuditUnavailable without the key."""
+    checked again and is right. Raises Forbidden, AuditUnavailable without the key."""
+    rights.require(Act.AUDIT)
     now = now or db_now()
     head = AuditEntry.objects.order_by("-seq").values_list("seq", flat=True).first() or 0
     begin = log_start()

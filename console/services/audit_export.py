@@ -15,13 +15,15 @@ from datetime import datetime
 from itertools import islice
 
 from django.db import transaction
+from django.db.models import QuerySet
 
+from console.access import Act, Rights
 from console.actors import Actor
 from console.chain import body_digest, instant
 from console.choices import AuditStage
 from console.clock import db_now
 from console.models import AuditEntry
-from console.selectors.audit import AuditFilter
+from console.selectors.audit import AuditFilter, audit_rows
 from console.selectors.audit_chain import log_start, newest_segment
 from console.services.audit import audit_append
 from console.services.audit_anchor import audit_anchor
@@ -46,6 +48,7 @@ class Export:
     chosen: AuditFilter
     at: str
     by: str
+    rights: Rights
     is_segment: bool = False
 
     def pieces(self, form: str) -> Iterator[bytes]:
@@ -61,7 +64,7 @@ class Export:
     def table(self) -> Iterator[bytes]:
         """The chosen entries as CSV, for people; spreadsheets take no cell for a formula."""
         yield b"seq,created_at,action,stage,kind,result,actor,via,token,engine,job,request,body\r\n"
-        rows = self.chosen.rows().filter(seq__gte=self.first, seq__lte=self.last).order_by("seq")
+        rows = self._chosen().order_by("seq")
         for row in rows.iterator(_ROWS):
             yield _csv(
                 row.seq, instant(row.created_at), row.action, row.stage, row.kind, row.result,
@@ -101,15 +104,14 @@ class Export:
         # A segment's record goes in as it was signed.
         return f'{text[:-1]},"segment":{self.segment}}}' if self.segment else text
 
+    def _chosen(self) -> QuerySet[AuditEntry]:
+        """What is in the file in the clear: what fits, of what whoever exports may read."""
+        rows = self.chosen.rows(audit_rows(self.rights))
+        return rows.filter(seq__gte=self.first, seq__lte=self.last)
+
     def _entries(self) -> Iterator[tuple[str, str]]:
         rows = AuditEntry.objects.filter(seq__gte=self.first, seq__lte=self.last).order_by("seq")
-        chosen = iter(
-            self.chosen.rows()
-            .filter(seq__gte=self.first, seq__lte=self.last)
-            .order_by("seq")
-            .values_list("seq", flat=True)
-            .iterator(_ROWS)
-        )
+        chosen = iter(self._chosen().order_by("seq").values_list("seq", flat=True).iterator(_ROWS))
         wanted = next(chosen, None)
         hidden: list[str] = []
         begin = self.first
@@ -158,7 +160,8 @@ def audit_export(
     now: datetime | None = None,
 ) -> Export:
     """Record an export, sign the head, and return what goes into the file: the log up to and with
-    the entry of this export. Raises AuditUnavailable."""
+    the entry of this export. Raises Forbidden, AuditUnavailable."""
+    actor.rights.require(Act.AUDIT)
     now = now or db_now()
     signer()  # refuse now rather than at the end of a file
     with transaction.atomic():
@@ -171,11 +174,11 @@ def audit_export(
             facts={"object": "audit log", "form": form, "filter": chosen.as_text()},
         )
     audit_anchor(now)
-    return export_behind(entry.seq, chosen=chosen, at=now, by=actor.name)
+    return export_behind(entry.seq, chosen=chosen, at=now, by=actor)
 
 
 def export_behind(
-    last: int, *, chosen: AuditFilter, at: datetime, by: str, is_segment: bool = False
+    last: int, *, chosen: AuditFilter, at: datetime, by: Actor, is_segment: bool = False
 ) -> Export:
     """From the beginning of the log, or from behind what was closed last, to entry `last`."""
     segment = newest_segment()
@@ -187,6 +190,7 @@ def export_behind(
         segment=segment.record if segment else "",
         chosen=chosen,
         at=instant(at),
-        by=by,
+        by=by.name,
+        rights=by.rights,
         is_segment=is_segment,
     )

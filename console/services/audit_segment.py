@@ -14,6 +14,7 @@ from pathlib import Path
 from django.conf import settings
 from django.db import connection, transaction
 
+from console.access import Act
 from console.actors import Actor
 from console.chain import instant
 from console.choices import AuditStage
@@ -45,7 +46,8 @@ def audit_segment_close(
     last = min(older.seq, newest - 1) if older else 0
     if last < first:
         raise Invalid(f"no entry is older than {instant(before)}")
-    verdict = audit_check(is_full=True)
+    actor.rights.require(Act.CLOSE)
+    verdict = audit_check(rights=actor.rights, is_full=True)
     if verdict.fault is not None:
         raise Conflict(f"the log is broken from {verdict.fault.seq} on: {verdict.fault.why}")
     path = folder / f"audit-{first}-{last}.jsonl"
@@ -84,7 +86,7 @@ def audit_segment_close(
 
 def _written(path: Path, last: int, actor: Actor, now: datetime) -> tuple[str, str]:
     """Write and verify the file; returns its closing record and its SHA-256."""
-    export = export_behind(last, chosen=AuditFilter(), at=now, by=actor.name, is_segment=True)
+    export = export_behind(last, chosen=AuditFilter(), at=now, by=actor, is_segment=True)
     digest, line = hashlib.sha256(), b""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)

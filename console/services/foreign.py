@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from console.exceptions import ConsoleKeyUnusable
 from console.gateways import EngineSilent, gateway_for
 from console.models import Engine, Job
 from console.snapshots import snapshots_get
@@ -41,7 +42,7 @@ def foreign_confirm(*, engine: Engine, timeout_s: float = CONFIRM_S) -> Operatio
     try:
         with gateway_for(engine).converse(engine) as conversation:
             reply = conversation.call(ListOperations(limit=1), timeout_s=timeout_s)
-    except (EngineSilent, ProtocolError):
+    except (EngineSilent, ConsoleKeyUnusable, ProtocolError):
         return None
     if not isinstance(reply, OperationList):
         return None

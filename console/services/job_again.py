@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from console.access import KIND_ACTS
 from console.actors import Actor
 from console.choices import (
     STORAGE_KINDS,
@@ -19,9 +20,11 @@ from console.params import JobParams
 from console.params.control import ContinueParams, ResumeParams
 from console.params.registry import params_from
 from console.params.storage import AttachParams, DetachParams, PoliciesParams
+from console.selectors.access import labels_of_engine
 from console.selectors.engines import engine_get
 from console.selectors.jobs import job_get
 from console.selectors.storage import is_as_left, undo_of
+from console.services.job_control import version_check
 from console.services.jobs import JobAsked, Origin, job_create
 
 RETRY_REASON, UNDO_REASON = "Retry of job {}", "Undo of job {}"
@@ -34,12 +37,15 @@ def job_retry(
     reason: str = "",
     on_conflict: OnConflict = OnConflict.REFUSE,
     idempotency_key: str | None = None,
+    if_version: int | None = None,
 ) -> JobAsked:
     """Ask for the same again on every rank, with the parameters as they were recorded.
 
     Raises JobNotFound, Conflict for a job that goes on or succeeded, and what job_create raises.
     """
-    job = job_get(job_id=job_id)
+    job = job_get(job_id=job_id, rights=actor.rights)
+    actor.rights.require(KIND_ACTS[JobKind(job.kind)], labels_of_engine(job.engine))
+    version_check(job, if_version)
     if job.state not in TERMINAL_STATES:
         raise Conflict(f"job {job.pk} has not ended: it is {job.phase}", facts={"state": job.state})
     if job.state == JobState.SUCCEEDED:
@@ -62,17 +68,22 @@ def job_undo(
     reason: str = "",
     on_conflict: OnConflict = OnConflict.REFUSE,
     idempotency_key: str | None = None,
+    if_version: int | None = None,
 ) -> JobAsked:
     """Ask for the inverse of a job that succeeded.
 
     Raises JobNotFound, Conflict where there is none or where somebody changed it since, and what
     job_create raises.
     """
-    job = job_get(job_id=job_id)
+    job = job_get(job_id=job_id, rights=actor.rights)
+    actor.rights.require(KIND_ACTS[JobKind(job.kind)], labels_of_engine(job.engine))
+    version_check(job, if_version)
     params = inverse_of(job)
     if params is None:
         raise Conflict(f"job {job.pk} cannot be undone: {_why_not(job)}")
-    if job.kind in STORAGE_KINDS and not is_as_left(job, engine_get(name=job.engine.name)):
+    if job.kind in STORAGE_KINDS and not is_as_left(
+        job, engine_get(name=job.engine.name, rights=actor.rights)
+    ):
         raise Conflict(f"job {job.pk} cannot be undone: what it left was changed since")
     return job_create(
         engine_name=job.engine.name,

@@ -16,19 +16,24 @@ from console import dispatch
 from console.actors import Actor
 from console.choices import JobPhase, JobState
 from console.clock import db_now
+from console.exceptions import Forbidden
 from console.models import Job
+from console.params.registry import params_from
+from console.selectors.access import rights_behind
+from console.services.jobs import job_require
 from console.services.transitions import job_move
 
 LEASE_S = 10.0
 
 
 def job_claim(*, job_id: UUID, owner: str, now: datetime | None = None) -> Job | None:
-    """Take a job that waits for a worker. None: taken, ended, blocked, not due, or too late."""
+    """Take a job that waits for a worker. None: taken, ended, blocked, not due, or too late; or
+    whoever asked for it may not do so any more, and then it has failed."""
     now = now or db_now()
     due = Q(blocked=False) & (Q(not_before=None) | Q(not_before__lte=now))
     try:
         with transaction.atomic():
-            return job_move(
+            job = job_move(
                 job_id=job_id,
                 frm={JobState.ACCEPTED},
                 to=JobState.CLAIMED,
@@ -44,8 +49,29 @@ def job_claim(*, job_id: UUID, owner: str, now: datetime | None = None) -> Job |
                 },
                 facts={"owner": owner},
             )
+            return job if job is None or _still_allowed(job, now) else None
     except IntegrityError:
         return None  # another job holds the engine: the index is the last word
+
+
+def _still_allowed(job: Job, now: datetime) -> bool:
+    """Rights may have gone since the job was asked for; nothing was sent yet."""
+    try:
+        job_require(
+            engine=job.engine,
+            params=params_from(job.kind, job.params),
+            rights=rights_behind(job),
+        )
+    except Forbidden as error:
+        job_unsendable(
+            job_id=job.pk,
+            attempt=job.attempt,
+            code=error.code,
+            message=f"{job.requested_by_name} may not do this any more: {error.message}",
+            now=now,
+        )
+        return False
+    return True
 
 
 def job_lease_renew(*, job_id: UUID, attempt: int, owner: str, now: datetime | None = None) -> bool:
@@ -124,4 +150,28 @@ def job_release(
         now=now,
         fields=fields,
         facts={"note": why},
+    )
+
+
+@transaction.atomic
+def job_unsendable(
+    *,
+    job_id: UUID,
+    attempt: int,
+    code: str,
+    message: str,
+    now: datetime | None = None,
+) -> Job | None:
+    """End a claimed job that cannot be sent: what was to go along is missing, or was refused."""
+    return job_move(
+        job_id=job_id,
+        frm={JobState.CLAIMED},
+        to=JobState.FAILED,
+        attempt=attempt,
+        actor=None,
+        process="worker",
+        now=now or db_now(),
+        fields={
+            "error": {"code": code, "message": f"{message}; nothing was submitted"},
+        },
     )

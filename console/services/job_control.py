@@ -16,20 +16,30 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import F
 
+from console.access import KIND_ACTS, Asked, Rights
 from console.actors import Actor
 from console.choices import (
     HARSHER,
     TERMINAL_STATES,
     UNSENT_STATES,
     AuditStage,
+    JobKind,
     JobPhase,
     JobState,
     Mode,
 )
 from console.clock import db_now
-from console.exceptions import Conflict, EngineRefused, EngineUnreachable, Invalid, JobFinished
+from console.exceptions import (
+    Conflict,
+    EngineRefused,
+    EngineUnreachable,
+    Invalid,
+    JobFinished,
+    PreconditionFailed,
+)
 from console.gateways import EngineSilent, gateway_for
 from console.models import Job
+from console.selectors.access import labels_of_engine
 from console.selectors.jobs import job_get, job_waits
 from console.services.audit import Fact, audit_append
 from console.services.job_run import job_progress
@@ -52,11 +62,33 @@ ANSWER_S = 1.5
 SENT_STATES = frozenset({JobState.DISPATCHED, JobState.RECONCILING})
 
 
-def _open_job(job_id: UUID) -> Job:
-    job = job_get(job_id=job_id)
+def version_check(job: Job, if_version: int | None) -> None:
+    """Raise PreconditionFailed when the job is not as the asker read it."""
+    if if_version is not None and job.version != if_version:
+        raise PreconditionFailed(
+            f"job {job.pk} has version {job.version}, not {if_version}; read it again",
+            facts={"version": job.version},
+        )
+
+
+def _open_job(job_id: UUID, actor: Actor, if_version: int | None) -> Job:
+    job = job_get(job_id=job_id, rights=actor.rights)
+    steer_require(job, actor.rights)
+    version_check(job, if_version)
     if job.state in TERMINAL_STATES:
         raise JobFinished(f"job {job.pk} has ended: {job.state}", facts={"state": job.state})
     return job
+
+
+def steer_require(job: Job, rights: Rights, asked: Asked | None = None) -> None:
+    """Whoever may ask for a job may steer it; a service account its own only. Raises Forbidden."""
+    rights.require(
+        KIND_ACTS[JobKind(job.kind)],
+        labels_of_engine(job.engine),
+        asked=asked,
+        whose=True,
+        asked_by=job.requested_by_id,
+    )
 
 
 def _note(job: Job, action: str, actor: Actor, now: datetime, facts: dict[str, Fact]) -> None:
@@ -125,22 +157,26 @@ def _tell(job: Job, command: Command, actor: Actor, action: str, facts: dict[str
     if not isinstance(reply, Accepted):
         raise EngineUnreachable(f"engine {job.engine.name} answered {type(reply).__name__}")
     job_progress(job_id=job.pk, attempt=job.attempt, view=reply.operation)
-    return job_get(job_id=job.pk)
+    return job_get(job_id=job.pk, rights=actor.rights)
 
 
-def _retried(step: Callable[[Job], Job | None], job_id: UUID) -> Job:
+def _retried(
+    step: Callable[[Job], Job | None], job_id: UUID, actor: Actor, if_version: int | None
+) -> Job:
     """Repeat `step` on the fresh row while the job moves under it."""
     for _ in range(5):
-        done = step(_open_job(job_id))
+        done = step(_open_job(job_id, actor, if_version))
         if done is not None:
             return done
     raise Conflict(f"job {job_id} keeps changing; try again")
 
 
-def job_cancel(*, job_id: UUID, actor: Actor, reason: str = "") -> Job:
+def job_cancel(
+    *, job_id: UUID, actor: Actor, reason: str = "", if_version: int | None = None
+) -> Job:
     """Cancel: at once if nothing was sent, else ask the engine.
 
-    Raises Invalid (the reason), JobFinished, EngineRefused.
+    Raises Invalid (the reason), Forbidden, JobFinished, EngineRefused.
 
     With an engine that does not answer the job stays as it is, marked, and the wish is repeated.
     """
@@ -159,10 +195,10 @@ def job_cancel(*, job_id: UUID, actor: Actor, reason: str = "") -> Job:
                     now=db_now(),
                     facts={"cancel_reason": reason},
                 )
-            return None if moved is None else job_get(job_id=job.pk)
+            return None if moved is None else job_get(job_id=job.pk, rights=actor.rights)
         return _cancel_sent(job, actor, reason)
 
-    return _retried(step, job_id)
+    return _retried(step, job_id, actor, if_version)
 
 
 def _cancel_sent(job: Job, actor: Actor, reason: str) -> Job | None:
@@ -178,7 +214,7 @@ def _cancel_sent(job: Job, actor: Actor, reason: str) -> Job | None:
         _note(job, "job.cancel_requested", actor, now, {"cancel_reason": reason})
     with contextlib.suppress(EngineUnreachable):  # marked: the reconciler repeats it
         cancel_forward(job=job)
-    return job_get(job_id=job.pk)
+    return job_get(job_id=job.pk, rights=actor.rights)
 
 
 def cancel_forward(*, job: Job) -> None:
@@ -207,10 +243,11 @@ def cancel_forward(*, job: Job) -> None:
     raise _refuse(job, reply)
 
 
-def job_extend(*, job_id: UUID, by_s: float, actor: Actor) -> Job:
+def job_extend(*, job_id: UUID, by_s: float, actor: Actor, if_version: int | None = None) -> Job:
     """Move the deadline by `by_s` seconds, negative for sooner.
 
-    Raises Invalid, JobFinished, Conflict (no deadline), EngineRefused, EngineUnreachable.
+    Raises Invalid, Forbidden, JobFinished, Conflict (no deadline), EngineRefused,
+    EngineUnreachable.
     """
     if not math.isfinite(by_s) or abs(by_s) > MAX_TIMEOUT_S:
         raise Invalid(f"by_s must be a finite number within ±{MAX_TIMEOUT_S:.0f}")
@@ -220,6 +257,7 @@ def job_extend(*, job_id: UUID, by_s: float, actor: Actor) -> Job:
             raise Conflict(f"{job.kind} takes effect at once: it has no deadline to move")
         if job.mode == Mode.IF_IDLE:
             raise Conflict("a job with mode if_idle has no deadline to move")
+        steer_require(job, actor.rights, Asked(timeout_s=_whole_wait_s(job, by_s)))
         if job.state not in UNSENT_STATES:
             return _tell(
                 job, Extend(op_id=str(job.pk), by_s=by_s), actor, "job.extend", {"by_s": by_s}
@@ -230,15 +268,23 @@ def job_extend(*, job_id: UUID, by_s: float, actor: Actor) -> Job:
             deadline_at = job.deadline_at + timedelta(seconds=by_s)
             fields |= {"deadline_at": deadline_at, "dispatch_by": deadline_at}
         done = _unsent_update(job, "job.extended", actor, db_now(), {"by_s": by_s}, fields)
-        return job_get(job_id=job.pk) if done else None
+        return job_get(job_id=job.pk, rights=actor.rights) if done else None
 
-    return _retried(step, job_id)
+    return _retried(step, job_id, actor, if_version)
 
 
-def job_force(*, job_id: UUID, actor: Actor) -> Job:
+def _whole_wait_s(job: Job, by_s: float) -> float:
+    """From its beginning to the moved deadline, as limits of grants measure it."""
+    start_at = job.dispatched_at if job.state in SENT_STATES else None
+    if job.deadline_at is None or start_at is None:
+        return job.timeout_s + by_s
+    return max(job.timeout_s, (job.deadline_at - start_at).total_seconds()) + by_s
+
+
+def job_force(*, job_id: UUID, actor: Actor, if_version: int | None = None) -> Job:
     """Take the next harsher mode.
 
-    Raises JobFinished, Conflict, EngineRefused, EngineUnreachable.
+    Raises Forbidden, JobFinished, Conflict, EngineRefused, EngineUnreachable.
     """
 
     def step(job: Job) -> Job | None:
@@ -247,6 +293,7 @@ def job_force(*, job_id: UUID, actor: Actor) -> Job:
             raise Conflict(f"{job.kind} takes effect at once: it has no mode")
         if harsher is None:
             raise Conflict(f"mode {job.mode} has no harsher one")
+        steer_require(job, actor.rights, Asked(mode=str(harsher), is_forced=True))
         facts: dict[str, Fact] = {"mode": job.mode, "to": str(harsher)}
         if job.state not in UNSENT_STATES:
             return _tell(job, Force(op_id=str(job.pk)), actor, "job.force", facts)
@@ -261,6 +308,6 @@ def job_force(*, job_id: UUID, actor: Actor) -> Job:
                 )
                 fields |= {"deadline_at": deadline_at, "dispatch_by": dispatch_by}
         done = _unsent_update(job, "job.forced", actor, now, facts, fields)
-        return job_get(job_id=job.pk) if done else None
+        return job_get(job_id=job.pk, rights=actor.rights) if done else None
 
-    return _retried(step, job_id)
+    return _retried(step, job_id, actor, if_version)

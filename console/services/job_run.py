@@ -118,8 +118,8 @@ def job_dispatched(
 @transaction.atomic
 def job_progress(
     *, job_id: UUID, attempt: int, view: OperationView, now: datetime | None = None
-) -> Job | None:
-    """Note where the operation stands. No state change, so no audit entry; None if nothing moved.
+) -> bool:
+    """Note where the operation stands. No state change, so no audit entry; False if nothing moved.
 
     A job being reconciled keeps the phase *unknown*: only its end makes it known again.
     """
@@ -128,7 +128,7 @@ def job_progress(
     rows = Job.objects.select_for_update().filter(pk=job_id, attempt=attempt, state__in=states)
     job = rows.first()
     if job is None:
-        return None
+        return False
     fields: dict[str, object] = {}
     phase = JobPhase(str(view.phase))
     if job.cancel_requested and phase is JobPhase.WAITING_FOR_IDLE:
@@ -146,10 +146,10 @@ def job_progress(
             fields["deadline_at"] = deadline_at
     changed = ranks_write(job, view.ranks)
     if not (fields or changed):
-        return None
+        return False
     rows.update(version=F("version") + 1, updated_at=now, **fields)
     job_announce(job)
-    return Job.objects.get(pk=job_id)
+    return True
 
 
 @transaction.atomic
@@ -205,30 +205,6 @@ def job_refused(
         process="worker",
         now=now or db_now(),
         fields={"reply": msgspec.to_builtins(failure), "error": error},
-    )
-
-
-@transaction.atomic
-def job_unsendable(
-    *,
-    job_id: UUID,
-    attempt: int,
-    code: str,
-    message: str,
-    now: datetime | None = None,
-) -> Job | None:
-    """End a claimed job that cannot be sent: what was to go along is missing, or was refused."""
-    return job_move(
-        job_id=job_id,
-        frm={JobState.CLAIMED},
-        to=JobState.FAILED,
-        attempt=attempt,
-        actor=None,
-        process="worker",
-        now=now or db_now(),
-        fields={
-            "error": {"code": code, "message": f"{message}; nothing was submitted"},
-        },
     )
 
 

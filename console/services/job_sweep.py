@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from console import dispatch
 from console.actors import Actor
@@ -31,9 +31,8 @@ def doorbells_ring(*, now: datetime | None = None) -> int:
     """
     now = now or db_now()
     rung = 0
-    for owed in Outbox.objects.filter(job__not_before=None) | Outbox.objects.filter(
-        job__not_before__lte=now
-    ):
+    due = Q(job__not_before=None) | Q(job__not_before__lte=now)
+    for owed in Outbox.objects.select_related("job").filter(due):
         pause_s = min(RING_AGAIN_MAX_S, RING_AGAIN_S * 2 ** min(owed.rings - 1, 6))
         since = max(owed.rung_at, owed.job.not_before or owed.rung_at)
         first_try = owed.job.not_before is not None and owed.rung_at < owed.job.not_before

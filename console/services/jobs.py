@@ -15,8 +15,17 @@ from uuid import UUID
 import rfc8785
 from django.db import IntegrityError, transaction
 
+from console.access import KIND_ACTS, Asked, Rights
 from console.actors import Actor
-from console.choices import SHARED_KINDS, AuditStage, Follow, JobPhase, JobState, OnConflict
+from console.choices import (
+    SHARED_KINDS,
+    WAITING_KINDS,
+    AuditStage,
+    Follow,
+    JobPhase,
+    JobState,
+    OnConflict,
+)
 from console.clock import db_now
 from console.exceptions import (
     EngineBusy,
@@ -27,6 +36,7 @@ from console.exceptions import (
 from console.ids import uuid7
 from console.models import Engine, Job
 from console.params import JobParams
+from console.selectors.access import labels_of_engine
 from console.selectors.engines import engine_named
 from console.selectors.jobs import job_holder, remaining_s
 from console.services.audit import Fact, audit_append, canonical
@@ -98,6 +108,20 @@ def _refuse(engine_name: str, holder: Job, now: datetime) -> EngineBusy:
     )
 
 
+def job_require(*, engine: Engine, params: JobParams, rights: Rights) -> None:
+    """Raise Forbidden unless `rights` allow such a job on this engine, as it is asked for."""
+    waits = params.kind in WAITING_KINDS
+    rights.require(
+        KIND_ACTS[params.kind],
+        labels_of_engine(engine),
+        asked=Asked(
+            mode=str(params.mode_in_force) if waits else "",
+            timeout_s=params.timeout_in_force_s if waits else 0.0,
+            is_forced=bool(getattr(params, "force", False)),
+        ),
+    )
+
+
 def job_create(
     *,
     engine_name: str,
@@ -112,21 +136,22 @@ def job_create(
 ) -> JobAsked:
     """Accept a job, or return the one that the same key made.
 
-    What kind of job is said by the class of `params`. Raises EngineNotFound, EngineDisabled,
-    EngineBusy (409, names the holder), IdempotencyMismatch, Invalid; EngineUnreachable,
-    EngineRefused when there are secrets that the engine does not take beforehand.
+    What kind of job is said by the class of `params`. Raises EngineNotFound, Forbidden,
+    EngineDisabled, EngineBusy (409, names the holder), IdempotencyMismatch, Invalid;
+    EngineUnreachable, EngineRefused when there are secrets that it does not take beforehand.
     """
+    engine = engine_named(engine_name, rights=actor.rights)
+    job_require(engine=engine, params=params, rights=actor.rights)
     reason = reason_read(reason)
     if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_CHARS:
         raise Invalid(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters")
     job_id = uuid7()
     if params.secret_values:
         # Before all else: only their fingerprints tell whether this is the same request again.
-        params = secrets_keep(engine_name=engine_name, params=params, name=str(job_id))
+        params = secrets_keep(engine=engine, params=params, name=str(job_id))
     body_hash = _body_hash(engine_name, params, reason, on_conflict, origin)
     if replayed := _replayed(actor, idempotency_key, body_hash):
         return replayed
-    engine = engine_named(engine_name)
     if not engine.enabled:
         raise EngineDisabled(f"engine {engine_name} is disabled")
     is_exclusive = params.kind not in SHARED_KINDS

@@ -9,8 +9,8 @@ import structlog
 
 from console.exceptions import EngineDisabled, EngineRefused, EngineUnreachable
 from console.gateways import EngineSilent, gateway_for
+from console.models import Engine
 from console.params import JobParams
-from console.selectors.engines import engine_named
 from engine.protocol import Failure, KeepSecrets, ProtocolError, Reply, SecretsKept
 
 log = structlog.get_logger(__name__)
@@ -18,10 +18,9 @@ log = structlog.get_logger(__name__)
 KEEP_S = 2.5
 
 
-def _ask(engine_name: str, command: KeepSecrets) -> Reply:
-    engine = engine_named(engine_name)
+def _ask(engine: Engine, command: KeepSecrets) -> Reply:
     if not engine.enabled:
-        raise EngineDisabled(f"engine {engine_name} is disabled")
+        raise EngineDisabled(f"engine {engine.name} is disabled")
     why = ""
     try:
         with gateway_for(engine).converse(engine) as conversation:
@@ -32,7 +31,7 @@ def _ask(engine_name: str, command: KeepSecrets) -> Reply:
         why = error.message
     # Outside of the handler: no traceback of this error leads to the command.
     raise EngineUnreachable(
-        f"engine {engine_name} did not take the secrets: {_without(why, command)}; "
+        f"engine {engine.name} did not take the secrets: {_without(why, command)}; "
         "nothing was stored"
     )
 
@@ -44,24 +43,24 @@ def _without(text: str, command: KeepSecrets) -> str:
     return text
 
 
-def secrets_keep(*, engine_name: str, params: JobParams, name: str) -> JobParams:
+def secrets_keep(*, engine: Engine, params: JobParams, name: str) -> JobParams:
     """The parameters with fingerprints, once the engine keeps their secrets under `name`.
 
-    At most KEEP_S, and not inside a transaction. Raises EngineNotFound, EngineDisabled,
+    At most KEEP_S, and not inside a transaction. Raises EngineDisabled,
     EngineUnreachable, EngineRefused.
     """
     command = KeepSecrets(name=name, values=params.secret_values)
-    reply = _ask(engine_name, command)
+    reply = _ask(engine, command)
     if isinstance(reply, Failure):
         kind = EngineUnreachable if reply.retryable else EngineRefused
         raise kind(
-            f"engine {engine_name} refused the secrets: {_without(reply.message, command)}; "
+            f"engine {engine.name} refused the secrets: {_without(reply.message, command)}; "
             "nothing was stored",
             facts={"engine_code": str(reply.code)},
         )
     if not isinstance(reply, SecretsKept) or set(reply.fingerprints) != set(command.values):
         raise EngineUnreachable(
-            f"engine {engine_name} gave no fingerprint of each secret; nothing was stored"
+            f"engine {engine.name} gave no fingerprint of each secret; nothing was stored"
         )
-    log.info("secrets kept by the engine", engine=engine_name, name=name, count=len(command.values))
+    log.info("secrets kept by the engine", engine=engine.name, name=name, count=len(command.values))
     return params.with_kept(name, reply.fingerprints)

@@ -68,6 +68,9 @@ def deadlines(
 
 def ranks_write(job: Job, ranks: Iterable[RankResult]) -> bool:
     """Bring the job's rank rows to `ranks`; True when one changed."""
+    ranks = list(ranks)
+    if not ranks:
+        return False
     known = {row.dp_rank: row for row in JobRankResult.objects.filter(job=job)}
     changed = False
     for rank in ranks:
@@ -119,7 +122,8 @@ def storage_facts(job: Job) -> dict[str, Fact]:
 def rank_facts(job: Job) -> list[Fact]:
     """What the audit keeps of each rank; of weights, what it served before and what it does now.
 
-    What a rank serves that neither succeeded nor stayed as it was is not known: null.
+    What a rank serves that neither succeeded nor stayed as it was is not known: null. Nor is it of
+    one that failed where the others were taken back: its undo may be what failed.
     """
     reply = job.reply if isinstance(job.reply, dict) else {}
     before, after = _weights_fact(reply.get("weights_before")), _weights_fact(reply.get("weights"))
@@ -134,7 +138,12 @@ def rank_facts(job: Job) -> list[Fact]:
             fact["interrupted"] = row.interrupted
         if before is not None or after is not None:
             old = before or (after if job.state in _ALL_OLD else None)
-            served = {"succeeded": after, "failed": old, "compensated": old}
+            is_undone = before is not None and before == after
+            served = {
+                "succeeded": after,
+                "failed": None if is_undone else old,
+                "compensated": old,
+            }
             now = old if job.state in _ALL_OLD else served.get(row.state)
             fact |= {"weights_before": old, "weights_after": now}
         facts.append(fact)
@@ -187,7 +196,9 @@ def job_move(
     rows = Job.objects.filter(where or Q(), pk=job_id, state__in=sources)
     if attempt is not None:
         rows = rows.filter(attempt=attempt)
-    before = list(Job.objects.filter(pk=job_id).values_list("state", flat=True))
+    before = [str(source) for source in sources]
+    if len(before) > 1:
+        before = list(Job.objects.filter(pk=job_id).values_list("state", flat=True))
     if not rows.update(state=to, **values):
         return None
     job = Job.objects.select_related("engine").get(pk=job_id)

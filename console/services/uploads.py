@@ -21,6 +21,7 @@ import structlog
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
+from console.access import Act
 from console.actors import Actor
 from console.choices import AuditStage
 from console.clock import db_now
@@ -76,7 +77,11 @@ def _note(upload: Upload, action: str, actor: Actor, now: datetime) -> None:
 def upload_begin(
     *, name: str, size_bytes: int, actor: Actor, sha256: str = "", now: datetime | None = None
 ) -> Upload:
-    """Make room for a file; one whose `sha256` is here already is whole at once. Raises Invalid."""
+    """Make room for a file; one whose `sha256` is here already is whole at once.
+
+    Raises Invalid, Forbidden.
+    """
+    actor.rights.require(Act.WEIGHTS)
     now = now or db_now()
     _sizes_check(name, size_bytes)
     if sha256 and not _SHA256.fullmatch(sha256):
@@ -103,7 +108,8 @@ def upload_begin(
 
 
 def _own(upload_id: UUID, actor: Actor) -> Upload:
-    upload = upload_get(upload_id=upload_id)
+    actor.rights.require(Act.WEIGHTS)
+    upload = upload_get(upload_id=upload_id, rights=actor.rights)
     if upload.sha256 is None and upload.uploaded_by_id != actor.user_id:
         raise NotFound(f"no upload has the id {upload_id}")
     return upload

@@ -6,14 +6,14 @@ that is answered by asking, never by sending again.
 
 from __future__ import annotations
 
-import time
 from uuid import UUID
 
 import msgspec
 import structlog
 
 from console.choices import SHARED_KINDS, JobState, OnConflict
-from console.clock import db_now
+from console.clock import db_now, monotonic_s, sleep_s
+from console.exceptions import ConsoleKeyUnusable
 from console.gateways import Conversation, EngineSilent, Greeting, gateway_for
 from console.models import Job
 from console.params import JobParams, TensorParams, params_from
@@ -64,12 +64,20 @@ def job_carry(*, job_id: UUID, owner: str) -> None:
     job = job_claim(job_id=job_id, owner=owner)
     if job is not None:
         with Lease(job_id=job.pk, attempt=job.attempt, owner=owner) as lease:
-            _Carrier(job, owner, lease).carry()
+            carrier = _Carrier(job, owner, lease)
+            try:
+                carrier.carry()
+            except ConsoleKeyUnusable as error:  # before a word was said
+                job_release(job_id=job.pk, attempt=job.attempt, why=error.message, process="worker")
         return
     job = job_adopt(job_id=job_id, owner=owner)
     if job is not None:
         with Lease(job_id=job.pk, attempt=job.attempt, owner=owner) as lease:
-            _Carrier(job, owner, lease).adopt()
+            carrier = _Carrier(job, owner, lease)
+            try:
+                carrier.adopt()
+            except ConsoleKeyUnusable as error:
+                carrier.lose_sight(error.message)
         return
     job_expire(job_id=job_id, process="worker")
 
@@ -116,7 +124,7 @@ class _Carrier:
                     submit_of(self.job, self.params, greeting, db_now()), timeout_s=SEND_S
                 )
             except EngineSilent as error:
-                self._reconcile(f"the connection was lost while sending: {error}")
+                self.lose_sight(f"the connection was lost while sending: {error}")
                 return
             self.log.info("job sent", epoch=greeting.welcome.epoch)
             self._follow(conversation, request_id)
@@ -129,7 +137,7 @@ class _Carrier:
 
     def _greet(self, conversation: Conversation, *, patient: bool = True) -> Greeting | None:
         """Hello until the engine is ready; None when the job was ended or given back instead."""
-        started = time.monotonic()
+        started = monotonic_s()
         why = ""
         while not self.lease.is_lost:
             try:
@@ -150,13 +158,13 @@ class _Carrier:
                     message=f"{why}; nothing was sent",
                 )
                 return None
-            if time.monotonic() - started > (GREET_HOLD_S if patient else SILENT_S):
+            if monotonic_s() - started > (GREET_HOLD_S if patient else SILENT_S):
                 break
-            time.sleep(min(GREET_PAUSE_S, max(0.0, self._left_s())))
+            sleep_s(min(GREET_PAUSE_S, max(0.0, self._left_s())))
         if patient:
             job_release(job_id=self.job.pk, attempt=self.job.attempt, why=why, process="worker")
         else:
-            self._reconcile(why)
+            self.lose_sight(why)
         return None
 
     def _left_s(self) -> float:
@@ -195,11 +203,11 @@ class _Carrier:
         return True
 
     def _follow(self, conversation: Conversation, request_id: str) -> None:
-        started = heard = asked = time.monotonic()
+        started = heard = asked = monotonic_s()
         while not self.lease.is_lost:
-            now = time.monotonic()
+            now = monotonic_s()
             if now - heard > SILENT_S:
-                self._reconcile(f"the engine has been silent for {SILENT_S:.0f} s")
+                self.lose_sight(f"the engine has been silent for {SILENT_S:.0f} s")
                 return
             if now - started > FOLLOW_LIMIT_S:
                 job_handover(job_id=self.job.pk, attempt=self.job.attempt, owner=self.owner)
@@ -217,7 +225,7 @@ class _Carrier:
             if is_over:
                 return
             if is_news:
-                heard = time.monotonic()
+                heard = monotonic_s()
 
     def _take(self, response: Response, request_id: str) -> tuple[bool, bool]:
         """(it told something of the job, the job is out of this worker's hands)."""
@@ -239,7 +247,7 @@ class _Carrier:
 
     def _take_query(self, answer: QueryAnswer) -> bool:
         if answer.engine_id != self.job.engine_identity:
-            self._reconcile("another engine answers at this address")
+            self.lose_sight("another engine answers at this address")
             return True
         if answer.status is QueryStatus.OPEN and answer.operation is not None:
             self._progress(answer.operation)
@@ -247,7 +255,7 @@ class _Carrier:
         if answer.status is QueryStatus.FINISHED and answer.result is not None:
             self._finish(answer.result)
             return True
-        self._reconcile(f"the engine says of this operation: {answer.status}")
+        self.lose_sight(f"the engine says of this operation: {answer.status}")
         return True
 
     def _progress(self, view: OperationView) -> None:
@@ -259,9 +267,9 @@ class _Carrier:
             *(view.phase, view.mode, view.attempt),
             *(round(view.deadline_clock_s, 1), parts, steps),
         )
-        due = time.monotonic() - self._staging_at >= STAGING_EVERY_S
+        due = monotonic_s() - self._staging_at >= STAGING_EVERY_S
         if seen != self._seen or (due and bytes_done != self._bytes_done):
-            self._seen, self._bytes_done, self._staging_at = seen, bytes_done, time.monotonic()
+            self._seen, self._bytes_done, self._staging_at = seen, bytes_done, monotonic_s()
             saved(lambda: job_progress(job_id=self.job.pk, attempt=self.job.attempt, view=view))
 
     def _finish(self, result: OperationResult) -> None:
@@ -283,9 +291,10 @@ class _Carrier:
                 lambda: job_refused(job_id=self.job.pk, attempt=self.job.attempt, failure=failure)
             )
         else:
-            self._reconcile(f"the engine answered {failure.code}: {failure.message}")
+            self.lose_sight(f"the engine answered {failure.code}: {failure.message}")
 
-    def _reconcile(self, why: str) -> None:
+    def lose_sight(self, why: str) -> None:
+        """It was sent, and is not followed any more: the reconciler asks what became of it."""
         self.log.warning("job unknown", why=why)
         saved(
             lambda: job_reconcile(

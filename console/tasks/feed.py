@@ -6,18 +6,18 @@ next. Nothing is submitted here; a file that is missing or refused ends the job 
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import structlog
 from django.conf import settings
 
+from console.clock import monotonic_s
 from console.gateways import Conversation, EngineSilent
 from console.models import Job
 from console.params import TensorParams
 from console.selectors.uploads import upload_path, uploads_named
-from console.services.job_claims import job_release
-from console.services.job_run import job_feeding, job_unsendable
+from console.services.job_claims import job_release, job_unsendable
+from console.services.job_run import job_feeding
 from console.tasks.lease import Lease
 from console.tasks.saving import saved
 from engine.protocol import MAX_UPLOAD_CHUNK_BYTES, Failure, ProtocolError, Upload, Uploaded
@@ -49,7 +49,7 @@ class _Feeder:
                 self._fail("upload_missing", f"the uploaded file {sha256} is not here any more")
             self._files.append((known[sha256].name, path))
         self._total_bytes = sum(path.stat().st_size for _, path in self._files)
-        self._started = time.monotonic()
+        self._started = monotonic_s()
         self._noted_at = 0.0
 
     def run(self) -> None:
@@ -77,7 +77,7 @@ class _Feeder:
     def _piece(self, name: str, offset: int, data: bytes, size: int) -> int:
         if self._lease.is_lost:
             raise _Stop
-        if time.monotonic() - self._started > FEED_LIMIT_S:
+        if monotonic_s() - self._started > FEED_LIMIT_S:
             raise EngineSilent("its files take long; another worker goes on")
         reply = self._conversation.call(
             Upload(
@@ -92,7 +92,7 @@ class _Feeder:
         return reply.received_bytes
 
     def _note(self, sent_bytes: int, *, is_due: bool = False) -> None:
-        now = time.monotonic()
+        now = monotonic_s()
         if not is_due and now - self._noted_at < NOTE_EVERY_S:
             return
         self._noted_at = now

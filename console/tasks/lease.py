@@ -1,14 +1,14 @@
-"""A claim kept alive by a thread while its worker waits for an engine."""
+"""A claim kept alive beside its worker, while that waits for an engine."""
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 from uuid import UUID
 
 import structlog
 from django.db import DatabaseError, connection
 
+from console.clock import Ticks, every_s
 from console.services.job_claims import LEASE_S, job_lease_renew
 
 log = structlog.get_logger(__name__)
@@ -21,17 +21,16 @@ class Lease:
 
     def __init__(self, *, job_id: UUID, attempt: int, owner: str) -> None:
         self._job_id, self._attempt, self._owner = job_id, attempt, owner
-        self._stop = threading.Event()
-        self._lost = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._is_lost = False
+        self._ticks: Ticks | None = None
 
     @property
     def is_lost(self) -> bool:
         """True when the lease could not be renewed: nothing more may be sent or written."""
-        return self._lost.is_set()
+        return self._is_lost
 
     def __enter__(self) -> Lease:
-        self._thread.start()
+        self._ticks = every_s(RENEW_S, self._renew, name="lease")
         return self
 
     def __exit__(
@@ -40,23 +39,17 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stop.set()
-        self._thread.join(timeout=LEASE_S)
+        assert self._ticks is not None
+        self._ticks.stop(within_s=LEASE_S)
 
-    def _run(self) -> None:
+    def _renew(self) -> bool:
+        """One renewal, on a thread with a connection of its own; False when there is no other."""
         try:
-            while not self._stop.wait(RENEW_S):
-                try:
-                    kept = job_lease_renew(
-                        job_id=self._job_id, attempt=self._attempt, owner=self._owner
-                    )
-                except DatabaseError as error:  # try again: three tries fit into one lease
-                    log.warning("lease not renewed", job_id=str(self._job_id), error=repr(error))
-                    connection.close()
-                    continue
-                if not kept and not self._stop.is_set():
-                    self._lost.set()
-                    return
-                connection.close()  # back to the pool until the next renewal
+            kept = job_lease_renew(job_id=self._job_id, attempt=self._attempt, owner=self._owner)
+        except DatabaseError as error:  # try again: three tries fit into one lease
+            log.warning("lease not renewed", job_id=str(self._job_id), error=repr(error))
+            return True
         finally:
-            connection.close()
+            connection.close()  # back to the pool until the next renewal
+        self._is_lost = not kept
+        return kept

@@ -5,15 +5,15 @@ One pass takes what the database says and asks engines, bounded; any number may 
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable
 
 import structlog
 from django.db import DatabaseError, close_old_connections, connection, transaction
 
+from console.access import EVERYTHING
 from console.choices import JobState
-from console.clock import db_now
+from console.clock import db_now, monotonic_s
 from console.exceptions import AuditUnavailable, ConsoleError
 from console.gateways import Conversation, EngineSilent, gateway_for
 from console.models import Engine, Job
@@ -61,8 +61,8 @@ class Reconciler:
     def __init__(self, engine_pause_s: float = 1.0) -> None:
         self._engine_pause_s = engine_pause_s
         self._not_before: dict[int, float] = {}
-        self._swept_at = time.monotonic()
-        self._checked_at = self._all_checked_at = time.monotonic() - CHECK_EVERY_S
+        self._swept_at = monotonic_s()
+        self._checked_at = self._all_checked_at = monotonic_s() - CHECK_EVERY_S
 
     def run_pass(self) -> None:
         """One pass; a step that fails is logged and does not stop the others."""
@@ -85,15 +85,15 @@ class Reconciler:
         close_old_connections()
 
     def sweep_uploads(self) -> None:
-        if time.monotonic() - self._swept_at < SWEEP_EVERY_S:
+        if monotonic_s() - self._swept_at < SWEEP_EVERY_S:
             return
-        self._swept_at = time.monotonic()
+        self._swept_at = monotonic_s()
         if cleared := uploads_sweep():
             log.info("uploads cleared", count=cleared)
 
     def check_audit(self) -> None:
         """Sign the head of the audit log, and check what is new; all of it now and then."""
-        now = time.monotonic()
+        now = monotonic_s()
         if now - self._checked_at < CHECK_EVERY_S:
             return
         self._checked_at = now
@@ -102,7 +102,7 @@ class Reconciler:
             self._all_checked_at = now
         try:
             audit_anchor()
-            verdict = audit_check(is_full=is_full)
+            verdict = audit_check(rights=EVERYTHING, is_full=is_full)
         except AuditUnavailable as error:
             log.error("the audit log is not signed", reason=error.message)
             return
@@ -151,7 +151,7 @@ class Reconciler:
         for job in jobs_unknown():
             by_engine[job.engine_id].append(job)
         for engine_pk, jobs in by_engine.items():
-            if time.monotonic() >= self._not_before.get(engine_pk, 0.0):
+            if monotonic_s() >= self._not_before.get(engine_pk, 0.0):
                 self._ask_engine(jobs[0].engine, jobs)
 
     def _ask_engine(self, engine: Engine, jobs: list[Job]) -> None:
@@ -163,7 +163,7 @@ class Reconciler:
                 for job in jobs:
                     self._ask(conversation, job)
         except (EngineSilent, ProtocolError, ConsoleError) as error:
-            self._not_before[engine.pk] = time.monotonic() + self._engine_pause_s
+            self._not_before[engine.pk] = monotonic_s() + self._engine_pause_s
             for job in jobs:
                 job_note(
                     job_id=job.pk,
@@ -215,12 +215,12 @@ class Reconciler:
 
     def repeat_cancels(self) -> None:
         for job in jobs_to_cancel():
-            if time.monotonic() < self._not_before.get(job.engine_id, 0.0):
+            if monotonic_s() < self._not_before.get(job.engine_id, 0.0):
                 continue
             try:
                 cancel_forward(job=job)
             except ConsoleError as error:
-                self._not_before[job.engine_id] = time.monotonic() + self._engine_pause_s
+                self._not_before[job.engine_id] = monotonic_s() + self._engine_pause_s
                 log.debug("cancel not taken", job_id=str(job.pk), error=error.message)
 
     def unblock(self) -> None:

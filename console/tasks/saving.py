@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from django.db import OperationalError
+
+from console.clock import sleep_s
 
 T = TypeVar("T")
 
@@ -19,5 +20,5 @@ def saved(save: Callable[[], T], tries: int = 5) -> T:
         except OperationalError:
             if not left:
                 raise
-            time.sleep(0.2)
+            sleep_s(0.2)
     raise AssertionError("unreachable")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime
 
 from django.conf import settings
 
 from console.choices import STAGED_KINDS
+from console.clock import monotonic_s
 from console.gateways import Greeting
 from console.models import Job
 from console.params import JobParams
@@ -25,7 +25,7 @@ def _budget_s(job: Job, now: datetime) -> float:
 
 def submit_of(job: Job, params: JobParams, greeting: Greeting, now: datetime) -> Submit:
     """The command of a job that is dispatched, for the engine that was greeted."""
-    spent_s = time.monotonic() - greeting.sent_at_s
+    spent_s = monotonic_s() - greeting.sent_at_s
     return Submit(
         op_id=str(job.pk),
         epoch=greeting.welcome.epoch,

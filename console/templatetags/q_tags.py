@@ -41,6 +41,11 @@ STATES: Mapping[str, tuple[str, str, str]] = {
     "cancelled": ("off", "line", "ban"),
     "unknown": ("unk", "hatch", "question-mark"),
     "interrupted": ("unk", "half", "exclamation-mark"),
+    # tokens and people
+    "active": ("ok", "line", "check"),
+    "expires soon": ("warn", "line", "clock-x"),
+    "revoked": ("off", "line", "ban"),
+    "disabled": ("off", "line", "ban"),
     # ranks and engines
     "idle": ("ok", "line", "minus"),
     "busy": ("act", "soft", "activity"),

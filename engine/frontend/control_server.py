@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from asyncio import FIRST_COMPLETED
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, assert_never
 
 import zmq
-import zmq.asyncio
 
+from engine.frontend.authenticator import Authenticator
 from engine.frontend.core import Frontend
+from engine.frontend.listeners import Listeners
 from engine.log import get_logger
 from engine.protocol import (
-    MAX_CONTROL_BYTES,
     PROTOCOL_VERSION,
     Accepted,
     Answer,
@@ -66,22 +67,7 @@ class ControlServer:
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
-        config = frontend.config
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        # Answers to a peer that does not read are dropped beyond it: the largest is near 1 MB.
-        self._socket.setsockopt(zmq.SNDHWM, 100)
-        self._socket.setsockopt(zmq.RCVHWM, 1000)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
-        self._socket.bind(config.control_address)
-        self._events = self._context.socket(zmq.PUB)
-        self._events.setsockopt(zmq.LINGER, 0)
-        self._events.setsockopt(zmq.SNDHWM, 1000)  # a slow subscriber loses events, sees the gap
-        self._events.bind(config.events_address)
+        self._listeners = Listeners(frontend.config)
         self._outstanding: Counter[bytes] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         frontend.publish = self.publish
@@ -90,13 +76,47 @@ class ControlServer:
         """Number an event and send it to whoever listens; never waits."""
         frontend = self._frontend
         event = frontend.events.add(body, time.monotonic())
-        sent = asyncio.ensure_future(self._events.send(encode_event(event), zmq.NOBLOCK))
+        if self._listeners.events.closed:
+            return  # between two sockets: whoever connects anew sees the gap
+        sent = asyncio.ensure_future(self._listeners.events.send(encode_event(event), zmq.NOBLOCK))
         sent.add_done_callback(_read)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled. Over tcp it ends with an error when nobody guards the sockets."""
+        authenticator = self._listeners.authenticator
+        if authenticator is None:
+            await self._receive()
+            return
+        guard = asyncio.ensure_future(authenticator.run())
+        try:
+            while True:
+                await self._receive_until_removal(authenticator, guard)
+                await self._listeners.reopen()
+        finally:
+            guard.cancel()
+            await asyncio.gather(guard, return_exceptions=True)
+
+    async def _receive_until_removal(
+        self, authenticator: Authenticator, guard: asyncio.Future[None]
+    ) -> None:
+        receiving = asyncio.ensure_future(self._receive())
+        removal = asyncio.ensure_future(authenticator.key_removed())
+        try:
+            await asyncio.wait([guard, receiving, removal], return_when=FIRST_COMPLETED)
+            if guard.done():
+                why = None if guard.cancelled() else guard.exception()
+                raise RuntimeError("the authenticator ended") from why
+            for task in (receiving, removal):
+                if task.done():
+                    task.result()
+        finally:
+            receiving.cancel()
+            removal.cancel()
+            await asyncio.gather(receiving, removal, return_exceptions=True)
+
+    async def _receive(self) -> None:
         while True:
-            frames = await self._socket.recv_multipart()
+            frames = await self._listeners.control.recv_multipart()
             if len(frames) != 2:
                 continue  # not our framing; there is nothing to answer to
             peer, frame = frames
@@ -110,7 +130,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Give the sockets up."""
-        self._context.destroy(linger=0)
+        self._listeners.close()
 
     def _serve(self, peer: bytes, request: Request) -> None:
         try:
@@ -257,8 +277,10 @@ class ControlServer:
             fault = ProtocolError(ErrorCode.INTERNAL, "the answer cannot be sent; see the log")
             frame = encode_response(Response(id=request_id, body=_failure(fault)))
         # A peer that left hears nothing; what it asked for goes on and can be queried.
-        sent = asyncio.ensure_future(self._socket.send_multipart([peer, frame], zmq.NOBLOCK))
-        sent.add_done_callback(_read)
+        socket = self._listeners.control
+        if not socket.closed:
+            sent = asyncio.ensure_future(socket.send_multipart([peer, frame], zmq.NOBLOCK))
+            sent.add_done_callback(_read)
 
 
 def _failure(error: ProtocolError) -> Failure:

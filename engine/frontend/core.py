@@ -188,7 +188,7 @@ class Frontend:
             ranks=ranks,
             pending_operation=self.operations.pending(),
             held_requests=self.requests.num_held,
-            http_address=f"http://{self.config.host}:{self.config.port}",
+            http_address=self.config.http_url or f"http://{self.config.host}:{self.config.port}",
             weights=desired.weights,
             weights_roots=self.files.roots(),
             paused=desired.paused,

@@ -40,6 +40,7 @@ from engine.protocol import (
     UpdateWeightVersion,
     WeightsView,
 )
+from engine.scheduler.effect_log import NoteEffect, nothing_recorded
 from engine.scheduler.participant import CommitFailedError, Effect, Participant, UndoFailedError
 from engine.scheduler.scheduler import Scheduler
 from engine.weights.errors import WeightsError
@@ -86,8 +87,13 @@ class RankHost:
     """Carries out one rank's part. `participant` is set right after both are made."""
 
     def __init__(
-        self, scheduler: Scheduler, weights: Weights, storage: StorageKeeper | None = None
+        self,
+        scheduler: Scheduler,
+        weights: Weights,
+        storage: StorageKeeper | None = None,
+        record: NoteEffect = nothing_recorded,
     ) -> None:
+        self._record = record
         self._scheduler = scheduler
         self._weights = weights
         self._storage = storage or StorageKeeper(None)
@@ -183,7 +189,15 @@ class RankHost:
         """Make it so. Raises CommitFailedError with the old state in place."""
         started = time.perf_counter()
         interrupted = self._commit(operation, new)
+        self._note("commit", operation)
         return Effect(time.perf_counter() - started, interrupted)
+
+    def _note(self, what: str, operation: Operation) -> None:
+        """It is done, and is written down before it is told."""
+        assert self.participant is not None
+        op = self.participant.op
+        assert op is not None
+        self._record(what, op.id, op.att, str(operation.kind))
 
     def _commit(self, operation: Operation, new: ServingState) -> int:
         match operation:
@@ -280,6 +294,10 @@ class RankHost:
 
     def undo(self, operation: Operation, old: ServingState) -> None:
         """Take a commit back. Raises UndoFailedError with the new state in place."""
+        self._undo(operation, old)
+        self._note("undo", operation)
+
+    def _undo(self, operation: Operation, old: ServingState) -> None:
         match operation:
             case (
                 UpdateWeightsFromDisk() | UpdateWeightsFromTensor() | UpdateWeightsFromDistributed()

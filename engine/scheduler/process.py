@@ -42,6 +42,7 @@ from engine.models.errors import ModelError
 from engine.protocol import Places, StorageView
 from engine.runner.model_runner import ModelRunner
 from engine.scheduler.control import RankHost
+from engine.scheduler.effect_log import EffectLog, NoteEffect, nothing_recorded
 from engine.scheduler.mailbox import Mailbox
 from engine.scheduler.participant import Participant
 from engine.scheduler.questions import Questions
@@ -97,7 +98,7 @@ class RankProcess:
         self._questions = Questions(runner, self._background, groups, self._answer)
         self._told: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._storage = self._make_storage(runner)
-        host = RankHost(self._scheduler, self._weights, self._storage)
+        host = RankHost(self._scheduler, self._weights, self._storage, _record(config, rank, inc))
         self._start_weights = runner.weights
         self._participant = Participant(
             rank=rank, inc=inc, host=host, times=config.times, say=self._say
@@ -309,6 +310,13 @@ def make_runner(config: EngineConfig) -> ModelRunner:
         ext_dir=Path(config.ext_cache_dir),
         is_poisoning=config.poison_freed_pages,
     )
+
+
+def _record(config: EngineConfig, rank: int, inc: int) -> NoteEffect:
+    """Where effects are written down."""
+    if not config.effect_log:
+        return nothing_recorded
+    return EffectLog(config.effect_log, rank=rank, inc=inc).record
 
 
 def _host_pages(config: EngineConfig, runner: ModelRunner) -> int:

@@ -31,7 +31,7 @@ document.addEventListener("click", async (e) => {
   if (refused) {
     e.preventDefault(); e.stopImmediatePropagation();
     const why = document.getElementById(refused.getAttribute("aria-describedby"));
-    if (why) say(why.textContent);
+    if (why ?? refused.title) say(why?.textContent ?? refused.title);
     return;
   }
   const b = e.target.closest("[data-say]");

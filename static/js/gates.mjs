@@ -11,9 +11,9 @@ function set(el, why) {
 
 export function gates() {
   const dark = blind();
-  for (const el of document.querySelectorAll("[data-gate]")) {
+  for (const el of document.querySelectorAll("[data-gate]:not([data-denied])")) {
     const reason = document.getElementById(el.dataset.gate);
     set(el, dark ? "why-blind" : reason.textContent.trim() ? reason.id : "");
   }
-  for (const el of document.querySelectorAll("[data-acts]")) set(el, dark ? "why-blind" : "");
+  for (const el of document.querySelectorAll("[data-acts]:not([data-denied])")) set(el, dark ? "why-blind" : "");
 }

@@ -18,7 +18,8 @@ function open() {
 
 function closed(code) {
   socket = null;
-  if (code === 4401) { isOver = true; over(); return; }
+  if (code === 4401) { isOver = true; over("<b>Your log-in has ended.</b> What you see is not kept up to date any more.", "Sign in again"); return; }
+  if (code === 4403) { isOver = true; over("<b>Your roles have changed.</b> This page shows what you could see before, and is not kept up to date.", "Load it again"); return; }
   const wait = RETRY_MS[Math.min(tries++, RETRY_MS.length - 1)] * (0.8 + 0.4 * Math.random());
   retryAt = performance.now() + wait;
   open.timer = setTimeout(open, wait);
@@ -76,12 +77,10 @@ function look() {
   }
 }
 
-function over() {
+function over(html, act) {
   look();
-  const banner = document.getElementById("blind");
-  banner.querySelector("div").innerHTML = "<b>Your log-in has ended.</b> What you see is not kept up to date any more.";
-  const again = document.getElementById("blind-now");
-  again.textContent = "Sign in again";
+  document.querySelector("#blind > div").innerHTML = html;
+  document.getElementById("blind-now").textContent = act;
 }
 
 document.getElementById("blind-now").addEventListener("click", () => {

@@ -5,7 +5,8 @@ let name = localStorage.getItem("q-zone") === "viewer" ? viewer : "UTC";
 export function localize(root = document) {
   if (name === "UTC" && root !== document) return; // painted in UTC already
   const fmt = new Intl.DateTimeFormat("en-GB", { timeZone: name, hour: "2-digit", minute: "2-digit", second: "2-digit" });
-  root.querySelectorAll("time[datetime]").forEach((t) => { t.textContent = fmt.format(new Date(t.dateTime)); });
+  const day = new Intl.DateTimeFormat("en-GB", { timeZone: name, day: "numeric", month: "short", year: "numeric" }); // data-day: what lives long
+  root.querySelectorAll("time[datetime]").forEach((t) => { t.textContent = ("day" in t.dataset ? day : fmt).format(new Date(t.dateTime)); });
 }
 
 export function show() {

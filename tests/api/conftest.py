@@ -14,7 +14,7 @@ __all__ = ["ana", "ask", "engine", "user"]
 
 @pytest.fixture
 def token(user):
-    return token_create(user=user, name="ci", actor=Actor.system("test")).text
+    return token_create(username=user.username, name="ci", actor=Actor.system("test")).text
 
 
 @pytest.fixture

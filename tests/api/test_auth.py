@@ -30,7 +30,8 @@ def operations():
             for operation in view.operations:
                 for method in operation.methods:
                     full = re.sub(r"\{[a-z]*:(job|upload)_id\}", JOB, f"/api/v1{prefix}{path}")
-                    yield method, full.replace("{name}", "local"), operation
+                    full = full.replace("{name}", "local").replace("{int:grant_id}", "1")
+                    yield method, full, operation
 
 
 ALL = list(operations())
@@ -52,9 +53,13 @@ def hopeless(user):
     """Credentials that must open nothing."""
     actor = Actor.system("test")
     expired = token_create(
-        user=user, name="old", actor=actor, expires_at=db_now() - timedelta(seconds=1)
+        username=user.username,
+        name="old",
+        actor=actor,
+        expires_at=db_now() - timedelta(seconds=1),
+        now=db_now() - timedelta(days=1),
     )
-    revoked = token_create(user=user, name="gone", actor=actor)
+    revoked = token_create(username=user.username, name="gone", actor=actor)
     token_revoke(prefix=revoked.token.prefix, actor=actor)
     return {
         "nothing": {},

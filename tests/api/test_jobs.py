@@ -9,6 +9,7 @@ import pytest
 
 from console.choices import OnConflict
 from console.models import Job
+from console.services.job_control import job_cancel
 
 pytestmark = pytest.mark.django_db
 
@@ -208,7 +209,7 @@ def test_lists_are_newest_first_50_a_page_with_constant_queries(
     ids = [str(ask(on_conflict=OnConflict.QUEUE).pk) for _ in range(120)][::-1]
     seen, cursor, pages = [], None, 0
     while pages == 0 or cursor:
-        with django_assert_max_num_queries(5):
+        with django_assert_max_num_queries(6):
             page = api.get("/api/v1/jobs", {"cursor": cursor} if cursor else {}).json()
         seen += [job["id"] for job in page["items"]]
         cursor, pages = page["next_cursor"], pages + 1
@@ -270,3 +271,25 @@ def test_security_headers_are_on_every_answer(api, client):
         assert answer["Cross-Origin-Resource-Policy"] == "same-origin"
         assert "no-store" in answer["Cache-Control"] or "no-cache" in answer["Cache-Control"]
         assert answer["X-Request-Id"]
+
+
+def test_the_list_is_filtered_by_kind_asker_time_and_openness(api, ask, ana):
+    first = ask()
+    job_cancel(job_id=first.pk, actor=ana)
+    second = ask(kind="pause_generation")
+
+    def found(**query):
+        answer = api.get("/api/v1/jobs", query)
+        assert answer.status_code == 200, answer.content
+        return [item["id"] for item in answer.json()["items"]]
+
+    both = [str(second.pk), str(first.pk)]
+    assert found() == found(actor="ana") == both
+    assert found(kind="flush_cache") == found(state="cancelled") == [str(first.pk)]
+    assert found(open="true") == [str(second.pk)]
+    assert found(actor="nobody") == found(kind="repair") == []
+    at = second.created_at.isoformat()
+    assert found(since=at) == [str(second.pk)]
+    assert found(until=at) == [str(first.pk)]
+    for wrong in ({"kind": "x"}, {"since": "2026-01-01"}, {"actor": "\x00"}, {"color": "red"}):
+        assert api.get("/api/v1/jobs", wrong).status_code == 422, wrong

@@ -19,6 +19,8 @@ from pathlib import Path
 import httpx
 import websockets
 
+from tests.fakes import plain_http
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # not this folder: here `engine` would be the other bench
 
@@ -32,7 +34,7 @@ TERMINAL = ("succeeded", "failed", "partial", "expired", "cancelled", "interrupt
 
 def cookies(stack: Supervised) -> str:
     """A logged-in session, as a Cookie header."""
-    with httpx.Client(base_url=stack.base) as client:
+    with plain_http.client(base_url=stack.base) as client:
         client.get("/login")
         form = {
             "username": "admin",

@@ -191,10 +191,10 @@ def from_storage(
     done = attach(engine, backend.value, settings, timeout=60)
     assert done.status_code == 200, done.text
     engine.generate(ids, 1)
-    until_idle(engine, 120)
+    until_idle(engine)
     flush(engine)
     took = timed(engine, ids, ("storage", 1792))
-    until_idle(engine, 120)
+    until_idle(engine)
     assert detach(engine).status_code == 200
     return took
 

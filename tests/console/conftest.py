@@ -7,6 +7,7 @@ import pytest
 from console.actors import Actor
 from console.choices import OnConflict, Via
 from console.params import params_of
+from console.selectors.access import rights_of
 from console.services.engines import engine_register
 from console.services.jobs import job_create
 from console.services.users import user_create
@@ -16,12 +17,23 @@ PASSWORD = "a-long-enough-password"
 
 @pytest.fixture
 def user(db):
-    return user_create(username="ana", password=PASSWORD, actor=Actor.system("test"))
+    return user_create(
+        username="ana",
+        password=PASSWORD,
+        roles=["operator", "auditor"],
+        actor=Actor.system("test"),
+    )
 
 
 @pytest.fixture
 def ana(user):
-    return Actor(user_id=user.pk, name=user.username, via=Via.API, source_ip="127.0.0.1")
+    return Actor(
+        user_id=user.pk,
+        name=user.username,
+        via=Via.API,
+        source_ip="127.0.0.1",
+        rights=rights_of(user),
+    )
 
 
 @pytest.fixture

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 
+import msgspec
 import pytest
 from django.db import IntegrityError, connection, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from console import dispatch
+from console.access import EVERYTHING
 from console.choices import (
     HOLDING_STATES,
     TERMINAL_STATES,
@@ -52,6 +54,7 @@ from engine.protocol import (
     QueryStatus,
     RankResult,
     RankState,
+    WeightsView,
     Welcome,
 )
 
@@ -74,6 +77,10 @@ def result_of(job, outcome=Outcome.SUCCEEDED):
         finished_clock_s=6.0,
         epoch="1",
     )
+
+
+def weights(version):
+    return WeightsView(version=version, checksum=version)
 
 
 def dispatched(job, owner="w"):
@@ -155,7 +162,7 @@ def test_queued_jobs_go_one_after_the_other_in_order(ask):
             result=result_of(job),
             process="worker",
         )
-        left = [job_get(job_id=other.pk).blocked for other in jobs[number + 1 :]]
+        left = [job_get(rights=EVERYTHING, job_id=other.pk).blocked for other in jobs[number + 1 :]]
         assert left == [False, True][: len(left)]
 
 
@@ -370,10 +377,10 @@ def test_any_order_of_steps_keeps_the_protocol(ask, ana, steps):
     savepoint = transaction.savepoint()
     jobs = [ask(on_conflict=OnConflict.QUEUE) for _ in range(3)]
     for index, step, outcome in steps:
-        before = {job.pk: job_get(job_id=job.pk) for job in jobs}
+        before = {job.pk: job_get(rights=EVERYTHING, job_id=job.pk) for job in jobs}
         _step(step, before[jobs[index].pk], outcome, ana)
         for pk, old in before.items():
-            new = job_get(job_id=pk)
+            new = job_get(rights=EVERYTHING, job_id=pk)
             assert new.state == old.state or new.state in TRANSITIONS[JobState(old.state)]
             assert new.version >= old.version
             assert (new.finished_at is not None) == (new.state in TERMINAL_STATES)
@@ -430,3 +437,31 @@ def test_the_connection_is_the_one_that_ships():
         cursor.execute("PRAGMA synchronous")
         assert cursor.fetchone() == (2,)
     assert connection.settings_dict["OPTIONS"]["transaction_mode"] == "IMMEDIATE"
+
+
+@pytest.mark.parametrize(("now", "known"), [("v2", ["v2", "v1", "v1"]), ("v1", [None, None, "v1"])])
+def test_the_audit_log_does_not_guess_what_a_rank_serves_whose_undo_failed(ask, now, known):
+    """After an undo `failed` means either not changed, or still changed; the reply tells which is
+    desired, and not what such a rank has."""
+    job = dispatched(ask(kind="update_weight_version", new_version="v2"))
+    first = RankState.SUCCEEDED if now == "v2" else RankState.FAILED
+    result = msgspec.structs.replace(
+        result_of(job, Outcome.PARTIAL),
+        kind=OperationKind.UPDATE_WEIGHT_VERSION,
+        ranks=[
+            RankResult(dp_rank=rank, state=state)
+            for rank, state in enumerate([first, RankState.FAILED, RankState.COMPENSATED])
+        ],
+        weights=weights(now),
+        weights_before=weights("v1"),
+    )
+    job_finish(
+        job_id=job.pk,
+        attempt=job.attempt,
+        frm=JobState.DISPATCHED,
+        result=result,
+        process="worker",
+    )
+    entry = AuditEntry.objects.get(job_id=job.pk, stage="outcome")
+    after = [rank["weights_after"] for rank in json.loads(entry.body)["ranks"]]
+    assert [one and one["version"] for one in after] == known

@@ -12,8 +12,10 @@ import psycopg
 import pytest
 from websockets.sync.client import connect
 
+from tests.fakes import plain_http
 from tests.fakes.engine import FakeEngine
-from tests.fakes.stack import Stack, wait_until
+from tests.fakes.stack import Stack
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -45,11 +47,11 @@ def connections(stack):
 def test_a_job_runs_and_its_audit_cannot_be_touched(pg_stack):
     with FakeEngine(pg_stack.run_dir) as engine:
         pg_stack.register(engine)
-        job_id = pg_stack.submit(engine, timeout_s=10)
-        assert pg_stack.job(job_id, wait_s=10)["state"] == "succeeded"
+        job_id = pg_stack.submit(engine, timeout_s=300)
+        assert pg_stack.ended(job_id)["state"] == "succeeded"
         with ThreadPoolExecutor(10) as pool:
             engine.busy(1)
-            answers = list(pool.map(lambda _: pg_stack.ask(engine, timeout_s=5), range(10)))
+            answers = list(pool.map(lambda _: pg_stack.ask(engine, timeout_s=300), range(10)))
             assert sorted(one.status_code for one in answers) == [202] + [409] * 9
             engine.idle()
     assert pg_stack.audit(job_id) == [
@@ -74,8 +76,8 @@ def test_a_job_runs_and_its_audit_cannot_be_touched(pg_stack):
 def test_j14_idle_sockets_and_requests_stay_within_the_pool(pg_stack):
     with FakeEngine(pg_stack.run_dir) as engine, pg_stack.login() as client:
         pg_stack.register(engine)
-        job_id = pg_stack.submit(engine, timeout_s=10)
-        pg_stack.job(job_id, wait_s=10)
+        job_id = pg_stack.submit(engine, timeout_s=300)
+        pg_stack.ended(job_id)
         base = connections(pg_stack)
         cookie = f"quiesce_sid={client.cookies['quiesce_sid']}"
         sockets = [open_socket(pg_stack, cookie, job_id) for _ in range(SOCKETS)]
@@ -85,10 +87,9 @@ def test_j14_idle_sockets_and_requests_stay_within_the_pool(pg_stack):
         for _ in range(10):
             cancelled_request(pg_stack, job_id)
         with (
-            httpx.Client(
+            plain_http.client(
                 base_url=f"{pg_stack.url}/api/v1",
                 headers={"Authorization": f"Bearer {pg_stack.token}"},
-                timeout=60,
                 limits=httpx.Limits(max_connections=50),
             ) as api,
             ThreadPoolExecutor(50) as pool,
@@ -103,7 +104,7 @@ def test_j14_idle_sockets_and_requests_stay_within_the_pool(pg_stack):
     # web has its pool; worker, relay and reconciler hold a few of their own.
     assert max(highest) <= POOL + 8, highest
     assert idle <= base + POOL
-    wait_until(lambda: connections(pg_stack) <= base + 2, 20, 0.5)
+    wait_until(lambda: connections(pg_stack) <= base + 2, every_s=0.5)
     assert "too many" not in pg_stack.log("web")
 
 
@@ -114,7 +115,7 @@ def open_socket(stack, cookie, job_id):
         additional_headers={"Cookie": cookie},
         proxy=None,
     ).__enter__()
-    one.recv(timeout=10)
+    one.recv(timeout=PATIENCE_S)
     one.send(json.dumps({"type": "subscribe", "topics": [f"job:{job_id}"]}))
     return one
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from engine.protocol import AttachStorage, Breaker, DetachStorage, SetCachePolicies
-from tests.fakes.stack import wait_until
+from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -26,7 +26,7 @@ def done(stack, stack_engine):
     """Ask, and wait for the end."""
 
     def do(**params):
-        return stack.job(stack.submit(stack_engine, **params), wait_s=15)
+        return stack.ended(stack.submit(stack_engine, **params))
 
     return do
 
@@ -35,7 +35,7 @@ def test_attach_switch_and_back_by_the_recorded_id_without_a_secret(stack, stack
     first = done(**VALKEY, prefetch_policy="wait_complete")
     assert first["state"] == "succeeded", first["error"]
     was = first["reply"]["storage"]
-    wait_until(lambda: (stack.engine(stack_engine.name)["storage"] or {}).get("config_id"), 5)
+    wait_until(lambda: (stack.engine(stack_engine.name)["storage"] or {}).get("config_id"))
     view = stack.engine(stack_engine.name)
     assert view["storage"]["config_id"] == was["config_id"]
     assert view["storage"]["config"]["password"].startswith("hmac:")
@@ -85,7 +85,7 @@ def test_the_deadline_of_an_attach_begins_when_every_rank_has_probed(stack, stac
     job_id = stack.submit(stack_engine, **FILE, timeout_s=5)
     probing = stack.until(job_id, phase="preparing", state="dispatched")
     assert probing["deadline_at"] is None
-    wait_until(lambda: stack_engine.submits(job_id), 5)  # it is recorded, then sent
+    wait_until(lambda: stack_engine.submits(job_id))  # it is recorded, then sent
     start_by_s = stack_engine.submits(job_id)[0].start_by_clock_s - stack_engine.clock_s
     assert start_by_s > 300  # what is left for the probes is not taken from the 5 s
     stack_engine.busy(1)
@@ -128,7 +128,7 @@ def test_a_mixed_attach_is_partial_and_says_which_rank_holds_what(stack, stack_e
         view = stack.engine(stack_engine.name)
         return [rank["storage"] and rank["storage"]["backend"] for rank in view["ranks"]]
 
-    wait_until(lambda: held() == ["valkey", None], 5)
+    wait_until(lambda: held() == ["valkey", None])
     outcome = stack.request("GET", f"/audit?job={job['id']}").json()["items"][0]["body"]
     assert outcome["storage"] == {
         "backend": "valkey",
@@ -162,7 +162,7 @@ def test_a_busy_engine_is_waited_for_but_not_by_force_and_not_for_policies(
     assert policies["state"] == "succeeded"
     sent = stack_engine.submits(policies["id"])[0].operation
     assert sent == SetCachePolicies(write_policy="write_back")
-    waiting = stack.submit(stack_engine, **DETACH, timeout_s=60)
+    waiting = stack.submit(stack_engine, **DETACH, timeout_s=300)
     stack.until(waiting, phase="waiting for idle")
     assert stack.request("POST", f"/jobs/{waiting}/cancel").status_code == 200
     stack.until(waiting, state="cancelled")
@@ -175,12 +175,12 @@ def test_a_busy_engine_is_waited_for_but_not_by_force_and_not_for_policies(
 
 def test_secrets_that_an_engine_forgot_fail_the_job_in_words(stack, stack_engine, done):
     stack_engine.busy(1)
-    first = stack.submit(stack_engine, timeout_s=60)
+    first = stack.submit(stack_engine, timeout_s=300)
     stack.until(first, phase="waiting for idle")
     queued = stack.submit(stack_engine, **VALKEY, on_conflict="queue")
     stack_engine.storage.kept.clear()  # as a restart does
     stack_engine.idle()
-    job = stack.job(queued, wait_s=15)
+    job = stack.ended(queued)
     assert (job["state"], job["error"]["code"]) == ("failed", "invalid_argument")
     assert "no secrets are kept" in job["error"]["message"]
 
@@ -196,7 +196,7 @@ def test_a_breaker_and_drift_are_seen_at_once(stack, stack_engine, done):
             (r["storage"] or {}).get("drifts") for r in ranks
         ]
 
-    wait_until(lambda: told() == (["closed", "open"], [True, False]), 5)
+    wait_until(lambda: told() == (["closed", "open"], [True, False]))
     config = stack.engine(stack_engine.name)["storage"]["config"]
     assert json.dumps(config).count("hmac:") == 1
 
@@ -207,10 +207,10 @@ def test_a_switch_is_undone_and_a_failed_attach_retried_by_one_call(stack, stack
     switched = done(**FILE, replace=True)
     undo = stack.request("POST", f"/jobs/{switched['id']}/undo")
     assert undo.status_code == 202, undo.text
-    back = stack.job(undo.json()["id"], wait_s=15)
+    back = stack.ended(undo.json()["id"])
     assert back["state"] == "succeeded" and back["reply"]["storage"] == was
     assert back["origin"] == {"job": switched["id"], "follow": "undo"}
-    wait_until(lambda: stack.engine(stack_engine.name)["storage"]["backend"] == "valkey", 5)
+    wait_until(lambda: stack.engine(stack_engine.name)["storage"]["backend"] == "valkey")
     late = stack.request("POST", f"/jobs/{switched['id']}/undo")
     assert late.status_code == 409 and "changed since" in late.json()["detail"]
     stack_engine.storage.refuse_ranks = {1: "connect to kv.internal: refused"}
@@ -218,7 +218,7 @@ def test_a_switch_is_undone_and_a_failed_attach_retried_by_one_call(stack, stack
     assert failed["state"] == "failed"
     stack_engine.storage.refuse_ranks = {}
     again = stack.request("POST", f"/jobs/{failed['id']}/retry").json()
-    assert stack.job(again["id"], wait_s=15)["reply"]["storage"]["backend"] == "file"
+    assert stack.ended(again["id"])["reply"]["storage"]["backend"] == "file"
 
 
 def test_a_retry_attaches_with_the_password_that_was_given_once(stack, stack_engine, done):
@@ -227,7 +227,7 @@ def test_a_retry_attaches_with_the_password_that_was_given_once(stack, stack_eng
     assert failed["state"] == "failed"
     stack_engine.storage.refuse_ranks = {}
     again = stack.request("POST", f"/jobs/{failed['id']}/retry").json()
-    made = stack.job(again["id"], wait_s=15)
+    made = stack.ended(again["id"])
     assert made["state"] == "succeeded", made["error"]
     config_id = made["reply"]["storage"]["config_id"]
     assert stack_engine.storage.values[config_id] == {"password": "one-of-a-kind"}

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
 from tests.console.audit.exports import Files
-from tests.fakes.stack import Stack, wait_until
+from tests.fakes import plain_http
+from tests.fakes.stack import Stack
+from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
 
 def test_an_export_of_a_running_console_verifies_beside_its_anchors(stack: Stack, tmp_path) -> None:
     anchors = stack.dir / "audit-anchors.jsonl"
-    wait_until(lambda: anchors.is_file() and anchors.stat().st_size > 0, 20)
+    wait_until(lambda: anchors.is_file() and anchors.stat().st_size > 0)
     path = tmp_path / "export.jsonl"
     headers = {"Authorization": f"Bearer {stack.token}"}
     url = f"{stack.url}/api/v1/audit/export"
     logged = len(stack.log("web"))
-    with httpx.stream("GET", url, headers=headers, timeout=30) as answer:
+    with plain_http.stream("GET", url, headers=headers) as answer:
         assert answer.status_code == 200
         assert "transfer-encoding" in answer.headers  # it is sent while it is made
         path.write_bytes(answer.read())
@@ -33,13 +34,13 @@ def test_an_export_of_a_running_console_verifies_beside_its_anchors(stack: Stack
 @pytest.mark.parametrize("how", ["HEAD", "not modified", "whole"])
 def test_no_static_answer_is_gathered_in_memory(stack: Stack, how: str) -> None:
     path = "/static/css/quiesce.css"
-    first = httpx.get(stack.url + path)
+    first = plain_http.get(stack.url + path)
     logged = len(stack.log("web"))
     if how == "HEAD":
-        answer = httpx.head(stack.url + path)
+        answer = plain_http.head(stack.url + path)
     elif how == "not modified":
         since = {"If-Modified-Since": first.headers["last-modified"]}
-        answer = httpx.get(stack.url + path, headers=since)
+        answer = plain_http.get(stack.url + path, headers=since)
         assert answer.status_code == 304
     else:
         answer = first

@@ -15,6 +15,7 @@ from console.clock import db_now
 from console.exceptions import Conflict, Invalid, NotFound
 from console.models import AuditEntry, Upload
 from console.params import params_of
+from console.selectors.access import rights_of
 from console.selectors.uploads import part_path, upload_offset, upload_path, uploads_dir
 from console.services.jobs import job_create
 from console.services.uploads import (
@@ -120,8 +121,10 @@ def test_a_file_over_the_limit_is_refused_before_a_byte(ana, settings):
 
 def test_a_part_belongs_to_whoever_began_it(ana):
     begun = upload_begin(name="w.safetensors", size_bytes=len(FILE), actor=ana)
-    bob = user_create(username="bob", password=PASSWORD, actor=Actor.system("test"))
-    stranger = Actor(user_id=bob.pk, name="bob", via=Via.API)
+    bob = user_create(
+        username="bob", password=PASSWORD, roles=["operator"], actor=Actor.system("test")
+    )
+    stranger = Actor(user_id=bob.pk, name="bob", via=Via.API, rights=rights_of(bob))
     with pytest.raises(NotFound):
         upload_append(upload_id=begun.pk, offset=0, body=io.BytesIO(b"x"), actor=stranger)
     with pytest.raises(NotFound):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 from engine.protocol import (
     PROTOCOL_VERSION,
@@ -69,6 +70,7 @@ from engine.protocol import (
 )
 from tests.fakes.engine_storage import FakeStorage
 from tests.fakes.engine_weights import FakeWeights, is_weight_update
+from tests.fakes.ports import free_port
 
 TICK_MS = 10
 HEARTBEAT_S = 0.5
@@ -120,11 +122,26 @@ class _Pending:
 class FakeEngine:
     """Use as a context manager; `name`, `control_address` and `events_address` register it."""
 
-    def __init__(self, folder: Path, *, name: str = "", dp_size: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str = "",
+        dp_size: int = 2,
+        authorized: set[str] | None = None,
+    ) -> None:
+        """`authorized`: on tcp, with CURVE, for consoles that hold one of these public keys."""
+        self.authorized = authorized
         self.name = name or f"fake-{secrets.token_hex(3)}"
         self.folder = folder
         self.control_address = f"ipc://{folder}/{self.name}-c.sock"
         self.events_address = f"ipc://{folder}/{self.name}-e.sock"
+        self.public_key = ""
+        if authorized is not None:
+            public, self._secret_key = zmq.curve_keypair()
+            self.public_key = public.decode()
+            self.control_address = f"tcp://127.0.0.1:{free_port()}"
+            self.events_address = f"tcp://127.0.0.1:{free_port()}"
         self.dp_size = dp_size
         self.journal = Journal()
         self.weights = FakeWeights(dp_size)  # survives a restart, like the ranks' memory
@@ -163,7 +180,7 @@ class FakeEngine:
         self.ring: deque[Event] = deque(maxlen=1000)
         self._greeted: set[bytes] = set()
         self.pending: _Pending | None = None
-        self._committing_until = 0.0
+        self._committing_since = 0.0
         self._told_at = 0.0
         self._stop.clear()
         ready = threading.Event()
@@ -226,11 +243,14 @@ class FakeEngine:
     # -- serving --------------------------------------------------------------------------------
     def _serve(self, ready: threading.Event) -> None:
         context = zmq.Context()
+        guard = self._guard(context)
         self._router = context.socket(zmq.ROUTER)
+        self._secure(self._router)
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._router.bind(self.control_address)
         self._pub = context.socket(zmq.PUB)
+        self._secure(self._pub)
         self._pub.setsockopt(zmq.LINGER, 0)
         self._pub.setsockopt(zmq.SNDHWM, 1000)
         self._pub.bind(self.events_address)
@@ -256,7 +276,28 @@ class FakeEngine:
                         shown, beat_at = look, self.clock_s
                         self._publish(StateChanged(state=self.state()))
         finally:
+            if guard is not None:
+                guard.stop()
             context.destroy(linger=0)
+
+    def _guard(self, context: zmq.Context) -> ThreadAuthenticator | None:
+        if self.authorized is None:
+            return None
+        guard = ThreadAuthenticator(context)
+        guard.start()
+        guard.configure_curve_callback(domain="fake", credentials_provider=self)
+        return guard
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether the authenticator lets a peer of this public key in."""
+        return key.decode() in (self.authorized or ())
+
+    def _secure(self, socket: zmq.Socket) -> None:
+        if self.authorized is not None:
+            socket.setsockopt(zmq.ZAP_DOMAIN, b"fake")
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret_key)
 
     def _take(self, identity: bytes, frame: bytes) -> None:
         try:
@@ -431,7 +472,7 @@ class FakeEngine:
         elif pending.phase is Phase.PREPARING:
             self._stage(pending, now)
         elif pending.phase is Phase.COMMITTING:
-            if now >= self._committing_until:
+            if now - self._committing_since >= self.commit_s:
                 self.journal.effects.append(pending.submit.op_id)
                 bad = bool(self.fail_ranks)
                 self.weights.commit(pending.submit.operation, self.fail_ranks)
@@ -447,7 +488,7 @@ class FakeEngine:
             or self.storage.is_at_once(pending.submit.operation)
         ):
             pending.phase = Phase.COMMITTING
-            self._committing_until = now + self.commit_s
+            self._committing_since = now
             self._progress()
         elif now >= pending.deadline:
             self._end(

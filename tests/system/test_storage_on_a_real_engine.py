@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.stack import wait_until
-from tests.fakes.supervised import Supervised, supervised
+from tests.fakes.supervised import Supervised
+from tests.fakes.waiting import wait_until
 from tests.system.storage_stack import (
     ATTACH,
     CLEAR,
@@ -32,20 +31,16 @@ from tests.system.storage_stack import (
     view,
 )
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def stack(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
-    with supervised(smollm2_dir, cpu_ext_dir, "--dp-size", "2") as stack:
-        yield stack
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def bare(stack: Supervised) -> Supervised:
-    """With nothing attached, and nothing stored."""
-    make_bare(stack)
-    return stack
+def bare(whole: Supervised) -> Iterator[Supervised]:
+    """With nothing attached, and nothing stored; nothing is attached afterwards either."""
+    make_bare(whole)
+    yield whole
+    done(whole, DETACH)
+    flush(whole)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +58,7 @@ def held(stack: Supervised) -> list[str | None]:
 def until_held(stack: Supervised, job: dict[str, Any]) -> None:
     """Until the console's snapshot says of both ranks what a job left."""
     now = job["reply"]["storage"]
-    wait_until(lambda: held(stack) == [now and now["config_id"]] * 2, 5)
+    wait_until(lambda: held(stack) == [now and now["config_id"]] * 2)
 
 
 def test_attach_policies_detach_and_clear(bare: Supervised) -> None:
@@ -86,7 +81,7 @@ def test_attach_policies_detach_and_clear(bare: Supervised) -> None:
     other = do(bare, ATTACH, backend="file", config={})
     assert other["state"] == "failed" and "other settings" in other["error"]["message"]
     done(bare, POLICIES, write_policy="write_through")
-    wait_until(lambda: view(bare)["policies"]["write_policy"] == "write_through", 5)
+    wait_until(lambda: view(bare)["policies"]["write_policy"] == "write_through")
 
     until_idle(bare)
     files = segments(bare)

@@ -14,13 +14,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import redis
 import zmq
 
-from tests.fakes.stack import wait_until
+from tests.fakes import plain_http
 from tests.fakes.supervised import Supervised, supervised
+from tests.fakes.waiting import wait_until
 from tests.system.storage_stack import (
     ATTACH,
     DETACH,
@@ -39,7 +39,7 @@ from tests.system.storage_stack import (
     view,
 )
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def pages(stack: Supervised, jobs: list[str]) -> Iterator[tuple[str, str]]:
     key = (stack.dir / "engine-admin-key").read_text().strip()
     for path in ("/hicache/storage-backend", "/operations", "/server_info", "/metrics"):
         headers = {"Authorization": f"Bearer {key}"}
-        yield path, httpx.get(stack.engine_base + path, headers=headers, timeout=30).text
+        yield path, plain_http.get(stack.engine_base + path, headers=headers).text
 
 
 def holders(stack: Supervised, canary: str) -> list[Path]:
@@ -180,8 +180,8 @@ def test_a_password_reaches_both_ranks_and_nothing_else(stack: Supervised, store
     # A start later the engine still has it: the same request is the same job, an undo needs none.
     before = view(stack)["epoch"]
     stack.child("engine serve").kill()
-    wait_until(lambda: view(stack)["online"] and view(stack)["epoch"] != before, 60)
-    wait_until(lambda: all(rank["proven"] for rank in view(stack)["ranks"]), 60)
+    wait_until(lambda: view(stack)["online"] and view(stack)["epoch"] != before)
+    wait_until(lambda: all(rank["proven"] for rank in view(stack)["ranks"]))
     repeated = ask(stack, ATTACH, key="once", backend="valkey", config=store.config)
     assert (repeated.status_code, repeated.json()["id"]) == (200, jobs[0])
     back = undo(stack, gone)

@@ -15,8 +15,8 @@ import pytest
 
 from tests.console.pages.test_states import flat
 from tests.fakes.engine_process import EngineProcess
-from tests.fakes.stack import wait_until
 from tests.fakes.supervised import ROOT, Supervised, supervised
+from tests.fakes.waiting import wait_until
 from tests.system.storage_stack import (
     ATTACH,
     CLEAR,
@@ -33,7 +33,7 @@ from tests.system.storage_stack import (
     view,
 )
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def kill_rank(stack: Supervised, number: int) -> None:
             return stack.find(command) not in (None, before.pid)
         return False
 
-    wait_until(is_another, 30)
-    wait_until(lambda: rank(stack, number)["proven"] and rank(stack, number)["online"], 60)
+    wait_until(is_another)
+    wait_until(lambda: rank(stack, number)["proven"] and rank(stack, number)["online"])
 
 
 def test_a_backend_that_a_rank_cannot_open_is_told_and_tried_again(stack: Supervised) -> None:
@@ -79,14 +79,14 @@ def test_a_backend_that_a_rank_cannot_open_is_told_and_tried_again(stack: Superv
     done(stack, ATTACH, backend="file", config=config)
     first = generate(stack, routed_dp_rank=1)
     until_idle(stack)
-    wait_until(lambda: storage(stack, 1).get("stored_pages") == 37, 5)
+    wait_until(lambda: storage(stack, 1).get("stored_pages") == 37)
     page = words(stack, "/engines/local/backend")
     assert "2 closed" in page and "37 pages" in page and "2 of 2 as desired" in page
 
     folder.rename(stack.dir / "moved")
     folder.write_text("not a folder")
     kill_rank(stack, 1)
-    wait_until(lambda: storage(stack, 1).get("is_open") is False, 20)
+    wait_until(lambda: storage(stack, 1).get("is_open") is False)
     assert storage(stack, 0)["is_open"] is True
     told = storage(stack, 1)
     assert told["breaker"] == "open" and told["last_error"]
@@ -101,7 +101,7 @@ def test_a_backend_that_a_rank_cannot_open_is_told_and_tried_again(stack: Superv
 
     folder.unlink()
     (stack.dir / "moved").rename(folder)
-    wait_until(lambda: storage(stack, 1).get("is_open") is True, 45)
+    wait_until(lambda: storage(stack, 1).get("is_open") is True)
     flush(stack)
     back = generate(stack, routed_dp_rank=1)
     assert from_storage(back) == 592 and back["text"] == first["text"]
@@ -123,7 +123,7 @@ def plain(stack: Supervised, smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[E
         check=True,
     )
     try:
-        wait_until(lambda: stack.api("GET", "/engines/plain").json()["online"], 20)
+        wait_until(lambda: stack.api("GET", "/engines/plain").json()["online"])
         yield engine
     finally:
         engine.stop()
@@ -152,7 +152,7 @@ def test_an_engine_without_the_cache_says_so_and_one_that_is_gone_too(
     assert "L2" not in words(stack, "/engines/plain")
 
     plain.stop()
-    wait_until(lambda: not stack.api("GET", "/engines/plain").json()["online"], 20)
+    wait_until(lambda: not stack.api("GET", "/engines/plain").json()["online"])
     page = words(stack, "/engines/plain/backend")
     assert "last known" in page and "unreachable" in page
     assert "last seen" in words(stack, "/backends")

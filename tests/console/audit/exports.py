@@ -10,6 +10,7 @@ from pathlib import Path
 from django.conf import settings
 from django.db import transaction
 
+from console.access import EVERYTHING
 from console.actors import Actor
 from console.choices import AuditStage, Via
 from console.clock import db_now
@@ -20,7 +21,14 @@ from console.services.audit_export import audit_export
 from console.services.audit_key import signer
 
 VERIFY = Path(__file__).parents[3] / "bin" / "audit-verify"
-ACTOR = Actor(user_id=1, name="ana", via=Via.API, token_prefix="qsc_abcdefgh", request_id="r-1")
+ACTOR = Actor(
+    user_id=1,
+    name="ana",
+    via=Via.API,
+    token_prefix="qsc_abcdefgh",
+    request_id="r-1",
+    rights=EVERYTHING,
+)
 
 
 def fill(count: int, *, anchor_every: int = 0) -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 from django.db import connection, transaction
 
+from console.access import EVERYTHING
 from console.chain import body_digest, entry_hash
 from console.models import AuditCheck, AuditEntry
 from console.services.audit_anchor import audit_anchor
@@ -38,18 +39,18 @@ def test_an_untouched_log_is_right_and_is_not_followed_twice(
 ):
     fill(30)
     audit_anchor()
-    verdict = audit_check()
+    verdict = audit_check(rights=EVERYTHING)
     assert (verdict.head, verdict.verified_to, verdict.anchored_to) == (30, 30, 30)
     assert verdict.fault is None
     fill(5)
     with django_assert_max_num_queries(12):
-        verdict = audit_check()
+        verdict = audit_check(rights=EVERYTHING)
     assert (verdict.verified_to, verdict.anchored_to, verdict.fault) == (35, 30, None)
     assert AuditCheck.objects.get().seq == 35
 
 
 def test_an_empty_log_is_right():
-    assert audit_check().verified_to == 0
+    assert audit_check(rights=EVERYTHING).verified_to == 0
 
 
 @pytest.mark.parametrize(
@@ -68,13 +69,13 @@ def test_an_empty_log_is_right():
 def test_a_changed_or_deleted_entry_is_named(sql, values, was_checked):
     fill(30)
     if was_checked:
-        audit_check()
+        audit_check(rights=EVERYTHING)
     by_force(sql, *values)
-    verdict = audit_check(is_full=True)
+    verdict = audit_check(rights=EVERYTHING, is_full=True)
     assert verdict.fault is not None and verdict.fault.seq == 12, verdict
     assert verdict.verified_to == 11
     fill(1)
-    again = audit_check()  # what was found is not forgotten
+    again = audit_check(rights=EVERYTHING)  # what was found is not forgotten
     assert again.fault == verdict.fault and again.verified_to == 11
 
 
@@ -91,7 +92,7 @@ def test_only_a_signed_head_betrays_a_chain_made_anew():
     body = AuditEntry.objects.get(seq=12).body.replace('"number":11', '"number":99')
     by_force("UPDATE console_auditentry SET body = %s WHERE seq = 12", body)
     rechain(12)
-    verdict = audit_check(is_full=True)
+    verdict = audit_check(rights=EVERYTHING, is_full=True)
     assert verdict.fault is not None and verdict.fault.seq == 11
     assert "other entries were signed" in verdict.fault.why and verdict.anchored_to == 10
 
@@ -99,16 +100,16 @@ def test_only_a_signed_head_betrays_a_chain_made_anew():
 def test_a_tail_that_was_cut_is_betrayed_by_a_signed_head():
     fill(30, anchor_every=10)
     by_force("DELETE FROM console_auditentry WHERE seq > 25")
-    verdict = audit_check(is_full=True)
+    verdict = audit_check(rights=EVERYTHING, is_full=True)
     assert verdict.fault is not None and verdict.fault.seq == 21
     assert "cut off" in verdict.fault.why and verdict.anchored_to == 20
 
 
 def test_a_tail_that_was_cut_after_a_check_is_noticed_at_the_next_one():
     fill(30)
-    audit_check()
+    audit_check(rights=EVERYTHING)
     by_force("DELETE FROM console_auditentry WHERE seq > 25")
-    assert audit_check().fault is not None
+    assert audit_check(rights=EVERYTHING).fault is not None
 
 
 @pytest.mark.parametrize("how", ["edited", "removed"])
@@ -119,7 +120,7 @@ def test_anchors_that_were_touched_are_named(settings, how):
     record["record"]["seq"] = 21
     lines[1:2] = [json.dumps(record).encode() + b"\n"] if how == "edited" else []
     settings.AUDIT_ANCHORS_FILE.write_bytes(b"".join(lines))
-    verdict = audit_check(is_full=True)
+    verdict = audit_check(rights=EVERYTHING, is_full=True)
     assert verdict.fault is not None and "line 2 of the anchors was changed" in verdict.fault.why
 
 
@@ -129,5 +130,5 @@ def test_an_anchor_that_a_crash_left_unfinished_is_written_anew(settings):
         file.write(b'{"key":"00')
     fill(1)
     audit_anchor()
-    verdict = audit_check()
+    verdict = audit_check(rights=EVERYTHING)
     assert (verdict.anchored_to, verdict.fault) == (11, None)

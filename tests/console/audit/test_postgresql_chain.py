@@ -13,6 +13,7 @@ import pytest
 from psycopg_pool import ConnectionPool
 
 from console.chain import GENESIS, body_digest, entry_hash
+from tests.fakes.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.process
@@ -38,7 +39,7 @@ def manage_of(url, tmp_path_factory):
     def run(*words, check=True):
         done = subprocess.run(
             [sys.executable, "manage.py", *words],
-            cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120,
+            cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
         )  # fmt: skip
         assert done.returncode == 0 or not check, done.stderr
         return done
@@ -89,7 +90,7 @@ def assert_chained(rows):
 def test_64_writers_leave_no_gap_and_one_chain(writer_url):
     """64 threads over as many connections as the server has; one append of five is rolled back."""
     with (
-        ConnectionPool(writer_url, max_size=24, timeout=120) as connections,
+        ConnectionPool(writer_url, max_size=24, timeout=PATIENCE_S) as connections,
         ThreadPoolExecutor(64) as pool,
     ):
 

@@ -9,6 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, transaction
 
+from console.access import EVERYTHING
 from console.actors import Actor
 from console.clock import db_now
 from console.exceptions import Conflict, Invalid
@@ -42,7 +43,7 @@ def test_what_is_closed_is_a_file_that_verifies_and_the_rest_follows_on_it(archi
     path = archive / "audit-1-30.jsonl"
     assert path.stat().st_mode & 0o777 == 0o400
     assert AuditEntry.objects.order_by("seq").values_list("seq", flat=True)[0] == 31
-    verdict = audit_check(is_full=True)
+    verdict = audit_check(rights=EVERYTHING, is_full=True)
     assert (verdict.fault, verdict.verified_to) == (None, 51)  # with the entry of the closing
     body = json.loads(AuditEntry.objects.get(seq=51).body)
     assert body["action"] == "audit.segment_closed" and body["sha256"] == made.file_digest

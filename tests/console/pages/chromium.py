@@ -12,6 +12,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
+from tests.fakes.waiting import PATIENCE_S
+
 AXE = (Path(__file__).parents[2] / "vendor" / "axe.min.js").read_text()
 # The colours of the dark theme; all else is the same page.
 RULES = {
@@ -125,14 +127,13 @@ def seat(made: Browser, url: str, size: str = "wide", theme: str = "light") -> S
         has_touch=width < 500,
         is_mobile=width < 500,
     )
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE_S * 1000)
     return Seat(context.new_page(), url, (width, height)).watch()
 
 
-def until(check: Callable[[], bool], page: Page, timeout_s: float = 5.0) -> float:
+def until(check: Callable[[], bool], page: Page) -> None:
     """Wait while the page goes on living (its policy forbids Playwright's own polling)."""
-    started = time.monotonic()
+    gives_up_at = time.monotonic() + PATIENCE_S
     while not check():
-        assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s"
+        assert time.monotonic() < gives_up_at, f"not within {PATIENCE_S} s"
         page.wait_for_timeout(50)
-    return time.monotonic() - started

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine.protocol import Breaker
 from tests.fakes.engine import FakeEngine
-from tests.fakes.stack import Stack, wait_until
+from tests.fakes.stack import Stack
+from tests.fakes.waiting import wait_until
 
 VALKEY = {
     "kind": "attach_storage_backend",
@@ -31,7 +32,7 @@ def storage_states(stack: Stack, engines: dict[str, FakeEngine], lost: str) -> d
 
     def done(engine: FakeEngine, **params: object) -> str:
         job_id = stack.submit(engine, **params)
-        stack.job(job_id, wait_s=15)
+        stack.ended(job_id)
         return job_id
 
     first = done(valkey, **VALKEY)
@@ -53,7 +54,7 @@ def storage_states(stack: Stack, engines: dict[str, FakeEngine], lost: str) -> d
     probing.storage.prepare_s = 3600
     waiting = stack.submit(probing, **FILE, timeout_s=600)
     stack.until(waiting, phase="preparing", state="dispatched")
-    wait_until(lambda: stack.engine("look-drift")["ranks"][1]["storage"]["breaker"] == "open", 5)
+    wait_until(lambda: stack.engine("look-drift")["ranks"][1]["storage"]["breaker"] == "open")
     return {
         "backends": "/backends",
         "backend attached": "/engines/look-valkey/backend",

@@ -95,7 +95,7 @@ def test_attach_switch_and_undo_with_a_secret_that_is_sent_once(stack, stack_eng
 
 
 def test_detach_is_gentle_until_it_is_forced(stack, stack_engine, one):
-    stack.job(stack.submit(stack_engine, kind="attach_storage_backend", backend="file"), wait_s=10)
+    stack.ended(stack.submit(stack_engine, kind="attach_storage_backend", backend="file"))
     stack_engine.busy(1)
     one.goto(f"/engines/{stack_engine.name}/do/detach_storage_backend")
     assert "Deletes nothing" in one.text("#plan")
@@ -116,7 +116,7 @@ def test_detach_is_gentle_until_it_is_forced(stack, stack_engine, one):
 
 
 def test_the_charts_of_a_backend_fill_while_the_page_is_open(stack, stack_engine, one):
-    stack.job(stack.submit(stack_engine, kind="attach_storage_backend", backend="file"), wait_s=10)
+    stack.ended(stack.submit(stack_engine, kind="attach_storage_backend", backend="file"))
     one.goto(f"/engines/{stack_engine.name}/backend")
     table = "[data-twin=c-mb]"
     one.page.wait_for_timeout(2500)

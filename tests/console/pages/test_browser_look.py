@@ -13,9 +13,11 @@ from playwright.sync_api import Browser
 from tests.console.pages import look_storage
 from tests.console.pages.chromium import SIZES, Seat, browser, seat
 from tests.console.test_safetensors import whole
+from tests.fakes import plain_http
 from tests.fakes.engine import FakeEngine
 from tests.fakes.engine_weights import checksum_of
-from tests.fakes.stack import Stack, wait_until
+from tests.fakes.stack import Stack
+from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -43,9 +45,9 @@ def states(stack: Stack) -> Iterator[dict[str, str]]:
         jobs["partial"] = stack.submit(partial, timeout_s=30)
         busy.busy(2)
         jobs["failed"] = stack.submit(busy, timeout_s=0)
-        stack.job(jobs["failed"], wait_s=10)
+        stack.ended(jobs["failed"])
         jobs["expired"] = stack.submit(busy, timeout_s=0.5)
-        stack.job(jobs["expired"], wait_s=10)
+        stack.ended(jobs["expired"])
         jobs["cancelled"] = stack.submit(busy, timeout_s=60)
         stack.until(jobs["cancelled"], phase="waiting for idle")
         stack.request("POST", f"/jobs/{jobs['cancelled']}/cancel")
@@ -53,8 +55,8 @@ def states(stack: Stack) -> Iterator[dict[str, str]]:
         jobs["unknown"] = stack.submit(lost, timeout_s=60)
         stack.until(jobs["unknown"], phase="waiting for idle")
         lost.stop()
-        stack.until(jobs["unknown"], timeout_s=30, phase="unknown")
-        wait_until(lambda: not stack.engine(lost.name)["online"], 10)
+        stack.until(jobs["unknown"], phase="unknown")
+        wait_until(lambda: not stack.engine(lost.name)["online"])
         paths |= weights_states(stack, engines)
         paths |= look_storage.storage_states(stack, engines, lost.name)
         stack.sql("UPDATE console_job SET reason = ?", LONG_REASON)
@@ -96,7 +98,7 @@ def seats(stack: Stack, chromium: Browser) -> list[Seat]:
 
 def denied_entry(stack: Stack) -> str:
     """Somebody without a token asks for a job; the chain is checked after that."""
-    httpx.post(f"{stack.url}/api/v1/jobs", json={})
+    plain_http.post(f"{stack.url}/api/v1/jobs", json={})
     with stack.login() as client:
         form = {"csrfmiddlewaretoken": client.csrf}  # type: ignore[attr-defined]
         answer = client.post("/audit/verify", data=form, headers={"Origin": stack.url})
@@ -112,20 +114,20 @@ def weights_states(stack: Stack, engines: dict[str, FakeEngine]) -> dict[str, st
     tensor = {"kind": "update_weights_from_tensor", "weight_version": "files-3"}
     new.weights.stage_s, new.held = 0.6, 3
     done = stack.submit(new, **disk, timeout_s=30, mode="retract")
-    stack.job(done, wait_s=20)
+    stack.ended(done)
     sha = stack.upload(whole(), "look.safetensors")
-    stack.job(stack.submit(new, **tensor, uploads=[sha]), wait_s=20)
+    stack.ended(stack.submit(new, **tensor, uploads=[sha]))
     mixed.fail_ranks = {1}
     partial = stack.submit(mixed, **disk, timeout_s=5)
-    stack.job(partial, wait_s=10)
+    stack.ended(partial)
     staging = engines["look-staging"]
     refused = stack.submit(staging, **{**disk, "model_path": "/etc"})
-    stack.job(refused, wait_s=10)
+    stack.ended(refused)
     staging.weights.stage_s = 3600
     staged = stack.submit(staging, **disk, timeout_s=60, mode="drain")
     stack.until(staged, phase="preparing", state="dispatched")
     paused = stack.submit(engines["look-paused"], kind="pause_generation", pause_mode="in_place")
-    stack.job(paused, wait_s=10)
+    stack.ended(paused)
     small = ("pause_generation", "abort_requests", "release_memory", "repair")
     return {
         "weights": "/weights",
@@ -254,7 +256,7 @@ def test_a_console_without_news_or_engines_is_clean(chromium):
     quiet = Stack()  # web only: no relay has ever seen an engine
     try:
         quiet.up("valkey", "web")
-        wait_until(lambda: is_up(quiet), 20)
+        wait_until(lambda: is_up(quiet))
         for size in SIZES:
             one = seat(chromium, quiet.url, size).log_in(quiet.password)
             for path in ("/engines/local", "/flush", "/jobs", "/"):

@@ -86,7 +86,7 @@ def test_a_file_is_uploaded_again_from_where_it_broke_off(stack, stack_engine, o
     assert sent == ["0", str(8 << 20), str(8 << 20), str(16 << 20)]
     until(lambda: "21 MB" in one.text("#plan"), one.page)
     confirm(one, stack_engine)
-    until(lambda: one.text("#job-st") == "succeeded", one.page, 20)
+    until(lambda: one.text("#job-st") == "succeeded", one.page)
     (files,) = stack_engine.weights.uploads.values()
     assert bytes(files["merged.safetensors"]) == content
     one.complaints.clear()  # of the piece that was broken off
@@ -124,11 +124,10 @@ def test_a_small_form_is_reached_from_the_engine_and_its_effect_is_seen(stack, s
 def test_the_banner_comes_and_goes_with_a_mixed_fleet(stack, stack_engine, one):
     one.goto(f"/engines/{stack_engine.name}")
     stack_engine.fail_ranks = {1}
-    stack.job(
+    stack.ended(
         stack.submit(stack_engine, kind="update_weights_from_disk", model_path="/srv/models/v2"),
-        wait_s=10,
     )
     until(lambda: "versions" in one.text("#mixed"), one.page)
     stack_engine.fail_ranks = set()
-    stack.job(stack.submit(stack_engine, kind="repair"), wait_s=10)
+    stack.ended(stack.submit(stack_engine, kind="repair"))
     until(lambda: "1 rank on v1" not in one.text("#mixed"), one.page)

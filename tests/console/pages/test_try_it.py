@@ -10,6 +10,7 @@ import pytest
 
 from console.pages.completion import MAX_PROMPT_CHARS, Asked, EngineSaid, complete
 from console.pages.try_it import _Turn
+from tests.fakes.waiting import PATIENCE_S
 
 PATH = "/engines/local/try"
 TEXT = Asked("p", 7, as_chat=False)
@@ -170,4 +171,4 @@ async def test_a_reader_who_leaves_ends_the_engines_work():
         pieces = complete(address, TEXT)
         assert (await anext(pieces)).text == "a"
         await pieces.aclose()
-        await asyncio.wait_for(gone.wait(), 2)
+        await asyncio.wait_for(gone.wait(), PATIENCE_S)

@@ -14,6 +14,7 @@ from console.choices import JobKind, JobPhase, JobState
 from console.clock import db_now
 from console.models import Job, JobRankResult
 from console.params import params_from
+from console.selectors.access import rights_of
 from console.services.engines import engine_register
 from engine.protocol import WeightSource
 from tests.console.pages.conftest import MARKUP, rank_view, served
@@ -395,7 +396,7 @@ def test_the_uploads_page_lists_and_deletes(page, user, settings, tmp_path):
     from tests.console.test_uploads import send as upload
 
     assert "No file yet" in text_of(page, "/uploads")
-    one = upload(Who(user_id=user.pk, name="ana", via=Via.UI))
+    one = upload(Who(user_id=user.pk, name="ana", via=Via.UI, rights=rights_of(user)))
     assert one.sha256[:12] in text_of(page, "/uploads")
     assert page.post(f"/uploads/{one.pk}/delete").status_code == 303
     assert "No file yet" in text_of(page, "/uploads")

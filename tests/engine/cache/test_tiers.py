@@ -11,6 +11,7 @@ from engine.protocol import Breaker, HostLayout, PrefetchPolicy, WeightsView, Wr
 from tests.engine.cache.tiered import Tiered
 from tests.fakes.runner import solo
 from tests.fakes.storage import Script
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 SEEDS = 12
 PROMPT = list(range(100, 141))  # 41 tokens: 10 whole pages of 4, and the last token
@@ -236,12 +237,12 @@ def test_the_longest_wait_ends_and_a_call_that_does_not_return_is_given_up() -> 
     rank.flush()
     gate.set()
     script.get_gate = None
-    for _ in range(2000):
+
+    def is_closed() -> bool:
         rank.step()
-        if opened.report().breaker is Breaker.CLOSED:
-            break
-        threading.Event().wait(0.001)
-    assert opened.report().breaker is Breaker.CLOSED
+        return opened.report().breaker is Breaker.CLOSED
+
+    wait_until(is_closed, every_s=0.001)
     assert rank.generate(PROMPT) == solo(PROMPT, 4)
 
 
@@ -249,7 +250,7 @@ def test_each_place_is_named_while_something_is_in_it() -> None:  # F11
     rank = Tiered(num_pages=24)
     gate = threading.Event()
     copier = rank.tiers.host._copier
-    copier.before_copy = lambda: gate.wait(20) and None  # type: ignore[attr-defined]
+    copier.before_copy = lambda: gate.wait(PATIENCE_S) and None  # type: ignore[attr-defined]
     rid = rank.ask(PROMPT)
     rank.run()
     assert rank.scheduler.places().l1_backup > 0

@@ -16,6 +16,7 @@ from engine.scheduler.scheduler import Scheduler
 from tests.engine.scheduler.helpers import Seen, ask, make
 from tests.fakes.runner import FakeRunner
 from tests.fakes.storage import Script, ScriptedStorage, Shelf
+from tests.fakes.waiting import PATIENCE_S
 
 IDENTITY = b"identity-of-16-b"
 
@@ -52,9 +53,9 @@ class Tiered:
     def attach(self, script: Script | None = None, **config: Any) -> ScriptedStorage:
         """Attach a store over the shelf, as after a commit."""
         storage = ScriptedStorage(shelf=self.shelf, script=script)
-        storage.open(time.monotonic() + 5)
+        storage.open(time.monotonic() + PATIENCE_S)
         payload = self.tiers.host.pool.shape.payload_bytes
-        settings = FileConfig(**{"prefetch_threshold": 1, "io_timeout": 5.0, **config})
+        settings = FileConfig(**{"prefetch_threshold": 1, "io_timeout": 60.0, **config})
         self.tiers.attach(
             Opened(
                 view=StorageView(backend=StorageBackend.FILE),
@@ -70,7 +71,7 @@ class Tiered:
         """Detach and close, as after a release; returns why it could not be closed."""
         opened = self.tiers.detach()
         assert opened is not None and opened.worker is not None
-        return opened.worker.close(time.monotonic() + 5)
+        return opened.worker.close(time.monotonic() + PATIENCE_S)
 
     def ask(self, prompt: Sequence[int], max_new: int = 4, **options: Any) -> str:
         """Queue a request; returns its id."""
@@ -91,28 +92,28 @@ class Tiered:
         assert scheduler.kv.violation(idle=idle) == ""
         assert self.tiers.violation() == ""
 
-    def run(self, timeout_s: float = 20) -> None:
+    def run(self) -> None:
         """Until every request has ended; copies and I/O may go on."""
-        until = time.monotonic() + timeout_s
+        until = time.monotonic() + PATIENCE_S
         while self.scheduler.running or self.scheduler.waiting:
             assert time.monotonic() < until, f"stuck: {self.scheduler.places()}"
             self.step()
             if not self.scheduler.has_work:
                 time.sleep(0.0005)
 
-    def settle(self, timeout_s: float = 20) -> None:
+    def settle(self) -> None:
         """Until the rank is fully idle."""
-        until = time.monotonic() + timeout_s
-        self.run(timeout_s)
+        until = time.monotonic() + PATIENCE_S
+        self.run()
         while not self.scheduler.places().is_idle:
             assert time.monotonic() < until, f"stuck: {self.scheduler.places()}"
             self.step()
             time.sleep(0.0005)
         self.step()
 
-    def until_back(self, timeout_s: float = 20) -> None:
+    def until_back(self) -> None:
         """Until calls to the store that were given up have come back too."""
-        until = time.monotonic() + timeout_s
+        until = time.monotonic() + PATIENCE_S
         while self.tiers.uses_storage:
             assert time.monotonic() < until, "a call does not come back"
             self.step()

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fakes import plain_http
 from tests.fakes.engine_process import ADMIN_KEY, EngineProcess
 
 HERE = Path(__file__).parent
@@ -33,8 +34,11 @@ def replay(engine: EngineProcess, row: dict[str, Any]) -> httpx.Response:
         headers["Content-Type"] = "application/json"
     if row["name"].endswith("_ct"):
         headers["Content-Type"] = "text/plain"
-    return httpx.request(
-        row["method"], engine.base + row["path"], headers=headers, content=content, timeout=60
+    return plain_http.request(
+        row["method"],
+        engine.base + row["path"],
+        headers=headers,
+        content=content,
     )
 
 

@@ -70,7 +70,7 @@ class Played:
         for step in (detach(engine), attach(engine, **policies), clear(engine), detach(engine)):
             assert step.status_code == 200, step.text
         shutil.rmtree(self.folder, ignore_errors=True)
-        body = {"model_path": str(self.models / "base"), "timeout": 20}
+        body = {"model_path": str(self.models / "base"), "timeout": 120}
         assert engine.admin("POST", "/update_weights_from_disk", json=body).status_code == 200
         flush(engine)
 

@@ -16,7 +16,7 @@ TEMPLATE = (
 )
 
 
-def write_tiny_model(folder: Path, **changes: object) -> Path:
+def write_tiny_model(folder: Path, seed: int = 0, **changes: object) -> Path:
     """Write one whose settings are those of the factories, changed as told."""
     tokenizer = Tokenizer(
         models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
@@ -32,7 +32,7 @@ def write_tiny_model(folder: Path, **changes: object) -> Path:
         "torch_dtype": "float32",
         **changes,
     }
-    weights = random_weights(tiny_config(**settings))
+    weights = random_weights(tiny_config(**settings), seed)
     write_folder(folder, tiny_settings(**settings), weights)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -34,6 +35,7 @@ from engine.protocol import (
 )
 from engine.protocol.storage_configs import FileConfig
 from engine.scheduler.control import RankHost
+from engine.scheduler.effect_log import EffectLog, NoteEffect, nothing_recorded
 from engine.scheduler.participant import Participant
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.stats import rank_stats
@@ -134,7 +136,7 @@ class Rank:
         )
         self.storage = Backends(self.scheduler, engine.shelf) if engine.host_pages else None
         keeper = self.storage.keeper if self.storage is not None else None
-        host = RankHost(self.scheduler, self.weights, keeper)
+        host = RankHost(self.scheduler, self.weights, keeper, engine.record(number, inc))
         self.machine = Participant(
             rank=number, inc=inc, host=host, times=engine.times, say=engine.inbox.append
         )
@@ -159,7 +161,10 @@ class Rank:
 class Engine:
     """All of it; `advance` moves the clock."""
 
-    def __init__(self, *, dp_size: int = 2, host_pages: int = 0) -> None:
+    def __init__(
+        self, *, dp_size: int = 2, host_pages: int = 0, effect_log: Path | None = None
+    ) -> None:
+        self._effect_log = effect_log
         self.now = 1000.0
         self.host_pages, self.shelf = host_pages, Shelf()
         self.times = OperationTimes()
@@ -192,6 +197,12 @@ class Engine:
         for _ in range(4):
             self.advance(0.5)
         assert self.coordinator.is_ready
+
+    def record(self, rank: int, inc: int) -> NoteEffect:
+        """Where a rank notes what it did."""
+        if self._effect_log is None:
+            return nothing_recorded
+        return EffectLog(str(self._effect_log), rank=rank, inc=inc).record
 
     def settle(self) -> None:
         """Deliver until nobody has anything to say."""

@@ -74,7 +74,7 @@ async def test_a_broadcast_may_take_longer_than_a_session_waits(tmp_path: Path) 
     question = ReceiveTensors(
         session=session.id, group_name="g", names=["a"], dtypes=["bfloat16"], shapes=[[1]]
     )
-    receiving = asyncio.create_task(sessions.receive(session, question, 1, 5.0))
+    receiving = asyncio.create_task(sessions.receive(session, question, 1, 60.0))
     await asyncio.sleep(3 * LAPSE_S)
     answer: dict[str, Any] = {"rank": 0, "inc": 1, "epoch": 1, "n": 0, "call": asked[0].call}
     sessions.calls.answered(Answered(**answer, tensors=1, bytes=2))

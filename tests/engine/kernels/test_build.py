@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from engine.kernels.cpu import build
 from engine.kernels.cpu.build import LibraryShape, build_library, cpu_flags
+from tests.fakes.waiting import PATIENCE_S
 
 SHAPE = LibraryShape(element_bits=16, head_dim=64, page_size=16)
 ROOT = Path(__file__).parents[3]
@@ -77,7 +78,7 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     running = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
-    answers = {process.communicate(timeout=100)[0].splitlines()[-1] for process in running}
+    answers = {process.communicate(timeout=PATIENCE_S)[0].splitlines()[-1] for process in running}
     assert len(answers) == 1 and answers.pop().endswith(".so")
     assert calls(tmp_path) == 1
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[3]
 INTERPRETED = """
 import sys
@@ -76,7 +78,7 @@ def test_pages_are_copied_as_the_reference_copies_them(
     env = {**os.environ, "TRITON_INTERPRET": interprets, "PYTHONPATH": str(ROOT)}
     env |= {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=150
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == [says]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.models.whole_folder import new_folder, sole_maker
+from tests.fakes.waiting import PATIENCE_S
 
 
 def make(out: Path, *texts: str) -> None:
@@ -60,5 +61,5 @@ def test_one_maker_waits_for_another(tmp_path: Path) -> None:
         started.wait()
         with new_folder(out) as folder:
             (folder / "a.txt").write_text("a")
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert found == [True]

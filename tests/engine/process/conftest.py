@@ -1,4 +1,4 @@
-"""One real engine in fp32 for the session; tests leave it idle and healthy."""
+"""One engine with a small random model for the session; tests leave it idle and healthy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.weights.checkpoints import write
 from tests.fakes.engine_process import EngineProcess
 
 
 @pytest.fixture(scope="session")
-def shared_engine(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[EngineProcess]:
-    engine = EngineProcess(smollm2_dir, cpu_ext_dir)
+def small_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Path:
+    """Random weights under the real tokenizer: a step takes a tenth of the real model's."""
+    return write(tmp_path_factory.mktemp("model") / "small", 0, smollm2_dir)
+
+
+@pytest.fixture(scope="session")
+def shared_engine(small_model: Path, cpu_ext_dir: Path) -> Iterator[EngineProcess]:
+    engine = EngineProcess(small_model, cpu_ext_dir)
     try:
-        yield engine.start()
+        assert engine.start().is_itself()
+        yield engine
     finally:
         engine.stop()
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from tests.fakes.engine_process import ADMIN_KEY, EngineProcess
-from tests.fakes.stack import wait_until
+from tests.fakes.waiting import wait_until
 
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 ROUTE = "/hicache/storage-backend"
@@ -21,8 +21,8 @@ def attach(
     config: dict[str, Any] | str | None = None,
     **more: Any,
 ) -> httpx.Response:
-    """PUT; the engine may be busy with copies for a moment, so it is given some seconds."""
-    body = {"hicache_storage_backend": backend, "timeout": 10, **more}
+    """PUT; the engine may be busy with copies for a moment."""
+    body = {"hicache_storage_backend": backend, "timeout": 120, **more}
     if config is not None:
         text = config if isinstance(config, str) else json.dumps(config)
         body["hicache_storage_backend_extra_config_json"] = text
@@ -30,11 +30,11 @@ def attach(
 
 
 def detach(engine: EngineProcess, **more: Any) -> httpx.Response:
-    return engine.client.delete(ROUTE, headers=ADMIN, params={"timeout": 10, **more})
+    return engine.client.delete(ROUTE, headers=ADMIN, params={"timeout": 120, **more})
 
 
 def clear(engine: EngineProcess, **more: Any) -> httpx.Response:
-    return engine.client.post(f"{ROUTE}/clear", headers=ADMIN, params={"timeout": 10, **more})
+    return engine.client.post(f"{ROUTE}/clear", headers=ADMIN, params={"timeout": 120, **more})
 
 
 def status(engine: EngineProcess) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def status(engine: EngineProcess) -> dict[str, Any]:
 
 
 def flush(engine: EngineProcess) -> None:
-    answer = engine.client.post("/flush_cache", headers=ADMIN, params={"timeout": 20})
+    answer = engine.client.post("/flush_cache", headers=ADMIN, params={"timeout": 120})
     assert answer.status_code == 200, answer.text
 
 
@@ -73,7 +73,7 @@ def tiers(reply: dict[str, Any]) -> tuple[int, int, int]:
     return found["device"], found["host"], found["storage"]
 
 
-def until_idle(engine: EngineProcess, timeout_s: float = 30) -> None:
+def until_idle(engine: EngineProcess) -> None:
     """Until no rank has anything in flight, copies to storage included."""
 
     def is_idle() -> bool:
@@ -81,4 +81,4 @@ def until_idle(engine: EngineProcess, timeout_s: float = 30) -> None:
         idle = [line for line in text.splitlines() if line.startswith("sglang:rank_idle{")]
         return bool(idle) and all(line.endswith(" 1.0") for line in idle)
 
-    wait_until(is_idle, timeout_s)
+    wait_until(is_idle)

@@ -11,19 +11,31 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.fakes import plain_http
 from tests.fakes.engine_process import ADMIN_KEY, API_KEY, Background, EngineProcess
-from tests.fakes.stack import wait_until
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture
-def engine(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[EngineProcess]:
-    engine = EngineProcess(smollm2_dir, cpu_ext_dir)
+@pytest.fixture(scope="module")
+def shared(small_model: Path, cpu_ext_dir: Path) -> Iterator[EngineProcess]:
+    """One that asks for keys. No child may die five times in a minute: it would end."""
+    engine = EngineProcess(small_model, cpu_ext_dir, api_key=API_KEY)
     try:
-        yield engine.start()
+        assert engine.start().is_itself()
+        yield engine
     finally:
         engine.stop()
+
+
+@pytest.fixture
+def engine(shared: EngineProcess) -> EngineProcess:
+    """Both ranks serve, and nothing is under way."""
+    shared.until_serving()
+    shared.until_idle()
+    wait_until(lambda: shared.flush().status_code == 200)
+    return shared
 
 
 def quiet(work: Background) -> None:
@@ -36,8 +48,8 @@ def quiet(work: Background) -> None:
 
 def test_a_killed_rank_is_named_restarted_and_serves_again(engine: EngineProcess) -> None:
     work = engine.busy(800, routed_dp_rank=1)
-    flush = Background(lambda: engine.flush(timeout=30))
-    wait_until(lambda: engine.operations()["open"], 5)
+    flush = Background(lambda: engine.flush(timeout=120))
+    wait_until(lambda: engine.operations()["open"])
     engine.kill("rank 1")
     answer = flush.result()
     assert answer.json()["outcome"] == "failed"
@@ -50,15 +62,16 @@ def test_a_killed_rank_is_named_restarted_and_serves_again(engine: EngineProcess
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "rank_not_ready"
     engine.until_serving()
-    wait_until(lambda: engine.flush().status_code == 200, 20)
-    assert engine.text("The capital of France is", 1, routed_dp_rank=1) == " Paris"
+    wait_until(lambda: engine.flush().status_code == 200)
+    assert engine.is_itself(routed_dp_rank=1)
 
 
 def test_a_killed_frontend_comes_back_and_ends_what_was_open(engine: EngineProcess) -> None:
     ranks = engine.pids("rank 0") + engine.pids("rank 1")
-    work = engine.busy(600)
-    flush = Background(lambda: engine.flush(timeout=60, op_id="open-op"))
-    wait_until(lambda: engine.operations()["open"], 5)
+    before = engine.generated()
+    work = engine.busy(1900)
+    flush = Background(lambda: engine.flush(timeout=600, op_id="open-op"))
+    wait_until(lambda: engine.operations()["open"])
     engine.kill("frontend")
     quiet(work)
     quiet(flush)
@@ -67,15 +80,16 @@ def test_a_killed_frontend_comes_back_and_ends_what_was_open(engine: EngineProce
     assert result["outcome"] == "failed"
     assert "restarted before the decision" in result["message"]
     assert engine.pids("rank 0") + engine.pids("rank 1") == ranks  # weights stayed in memory
-    engine.until_idle(3)  # requests of the dead frontend were dropped
+    engine.until_idle()
+    assert engine.generated() < before + 1900  # requests of the dead frontend were dropped
     assert engine.flush().status_code == 200
-    assert engine.text("The capital of France is", 1) == " Paris"
+    assert engine.is_itself()
 
 
 def test_a_frontend_that_was_stopped_finds_its_ranks_serving(engine: EngineProcess) -> None:
     work = engine.busy(200)
     flush = Background(lambda: engine.flush(timeout=1.5, op_id="late"))
-    wait_until(lambda: engine.operations()["open"], 5)
+    wait_until(lambda: engine.operations()["open"])
     pid = engine.pids("frontend")[-1]
     os.kill(pid, signal.SIGSTOP)
     time.sleep(4)
@@ -89,75 +103,71 @@ def test_a_frontend_that_was_stopped_finds_its_ranks_serving(engine: EngineProce
 def test_a_rank_that_is_stopped_gets_no_new_requests_until_it_is_heard_again(
     engine: EngineProcess,
 ) -> None:
-    engine.text("The capital of France is", 1, routed_dp_rank=1)  # rank 1 has this prefix
+    engine.is_itself(routed_dp_rank=1)  # rank 1 has this prefix
     engine.kill("rank 1", signal.SIGSTOP)
-    wait_until(lambda: not engine.loads()[1]["online"], 6)
+    wait_until(lambda: not engine.loads()[1]["online"])
     for _ in range(4):
-        assert engine.text("The capital of France is", 1) == " Paris"
-    waiting = Background(lambda: engine.text("The capital of France is", 1, routed_dp_rank=1))
+        assert engine.is_itself()
+    waiting = Background(lambda: engine.is_itself(routed_dp_rank=1))
     time.sleep(0.3)
     assert waiting.is_running
     engine.kill("rank 1", signal.SIGCONT)
-    assert waiting.result(10) == " Paris"
+    assert waiting.result()
 
 
-def test_the_whole_engine_restarts_on_its_journal(engine: EngineProcess, smollm2_dir: Path) -> None:
+def test_the_whole_engine_restarts_on_its_journal(engine: EngineProcess) -> None:
     engine.flush(op_id="before")
+    flushes = engine.log().count("cache flushed")
     assert engine.process is not None
     os.kill(engine.process.pid, signal.SIGKILL)
     engine.process.wait()
     for child in ("frontend", "rank 0", "rank 1"):
         pid = engine.pids(child)[-1]
-        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 5)
+        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
     engine.start()
     assert engine.admin("GET", "/operations/before").json()["outcome"] == "succeeded"
     again = engine.flush(op_id="before")
     assert again.json()["op_id"] == "before"
-    assert engine.log().count("cache flushed") == 2  # once a rank, not again after the restart
+    assert engine.log().count("cache flushed") == flushes  # not again after the restart
 
 
-def test_no_secret_is_shown_anywhere(smollm2_dir: Path, cpu_ext_dir: Path) -> None:  # S01
-    engine = EngineProcess(smollm2_dir, cpu_ext_dir, api_key=API_KEY)
-    try:
-        engine.start()
-        paths = [
-            "/server_info",
-            "/get_server_info",
-            "/model_info",
-            "/v1/models",
-            "/v1/models/x",
-            "/v1/loads",
-            "/metrics",
-            "/health",
-            "/health_generate",
-            "/operations",
-            "/nope",
-            "/openapi.json",
-            "/docs",
-            "/generate",
-        ]
-        seen = []
-        for key in ("", API_KEY, ADMIN_KEY, "wrong"):
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            for path in paths:
-                answer = httpx.get(engine.base + path, headers=headers)
-                assert answer.status_code < 500
-                seen += [answer.text, str(answer.headers)]
-            broken = httpx.post(engine.base + "/generate", headers=headers, content=b"{")
-            seen += [broken.text, str(broken.headers)]
-        wall = "".join(seen) + engine.log()
-        assert ADMIN_KEY not in wall
-        assert API_KEY not in wall
-        assert str(engine.dir) not in "".join(seen)
-    finally:
-        engine.stop()
+def test_no_secret_is_shown_anywhere(engine: EngineProcess) -> None:  # S01
+    paths = [
+        "/server_info",
+        "/get_server_info",
+        "/model_info",
+        "/v1/models",
+        "/v1/models/x",
+        "/v1/loads",
+        "/metrics",
+        "/health",
+        "/health_generate",
+        "/operations",
+        "/nope",
+        "/openapi.json",
+        "/docs",
+        "/generate",
+    ]
+    seen = []
+    for key in ("", API_KEY, ADMIN_KEY, "wrong"):
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        for path in paths:
+            answer = plain_http.get(engine.base + path, headers=headers)
+            assert answer.status_code < 500
+            seen += [answer.text, str(answer.headers)]
+        broken = plain_http.post(engine.base + "/generate", headers=headers, content=b"{")
+        seen += [broken.text, str(broken.headers)]
+    wall = "".join(seen) + engine.log()
+    assert ADMIN_KEY not in wall
+    assert API_KEY not in wall
+    assert str(engine.dir) not in "".join(seen)
 
 
-def test_keys_open_what_they_are_for(smollm2_dir: Path, cpu_ext_dir: Path) -> None:
+def test_keys_open_what_they_are_for(small_model: Path, cpu_ext_dir: Path) -> None:
     from engine.frontend.http_auth import Access
     from engine.frontend.http_server import ROUTES
 
-    engine = EngineProcess(smollm2_dir, cpu_ext_dir, api_key=API_KEY, dp_size=1)
+    engine = EngineProcess(small_model, cpu_ext_dir, api_key=API_KEY, dp_size=1)
     try:
         engine.start()
         for path, _, methods, access in ROUTES:
@@ -171,7 +181,7 @@ def test_keys_open_what_they_are_for(smollm2_dir: Path, cpu_ext_dir: Path) -> No
                 (ADMIN_KEY, True),
             ):
                 headers = {"Authorization": f"Bearer {key}"} if key else {}
-                answer = httpx.request(methods[0], url, headers=headers)
+                answer = plain_http.request(methods[0], url, headers=headers)
                 assert (answer.status_code != 401) is admitted, (path, key, answer.status_code)
                 if not admitted:
                     assert answer.json() == {"error": "Unauthorized"}
@@ -187,7 +197,9 @@ def test_a_taken_port_and_a_missing_model_are_one_sentence(
 
     def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "engine", "serve", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
 
     missing = serve("--model", "/nowhere", "--state-dir", str(engine.dir / "x"))
     assert missing.returncode == 2

@@ -7,7 +7,6 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
@@ -15,6 +14,7 @@ from engine.frontend.generate_input import GenerateInput
 from engine.frontend.openai_input import ChatInput, CompletionInput
 from engine.frontend.sampling import SamplingInput
 from engine.frontend.score_input import ScoreInput
+from tests.fakes import plain_http
 from tests.fakes.engine_process import ADMIN_KEY, EngineProcess
 
 pytestmark = pytest.mark.process
@@ -134,7 +134,7 @@ def send_all(engine: EngineProcess, seed: int, count: int) -> dict[int, int]:
     """Send so many bodies on one connection; how often each status came."""
     maker, seen = Maker(random.Random(seed)), dict[int, int]()
     headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-    with httpx.Client(base_url=engine.base, headers=headers, timeout=60) as client:
+    with plain_http.client(base_url=engine.base, headers=headers) as client:
         for _ in range(count):
             path = maker.rng.choices(list(ROUTES), WEIGHTS)[0]
             body = ROUTES[path](maker)

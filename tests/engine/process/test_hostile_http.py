@@ -8,18 +8,17 @@ import socket
 import time
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.fakes.engine_process import EngineProcess
-from tests.fakes.stack import wait_until
+from tests.fakes.engine_process import CANARY, EngineProcess
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.process
 
-CANARY = "The capital of France is"
 
-
-def connect(engine: EngineProcess, data: bytes = b"", timeout_s: float = 10) -> socket.socket:
+def connect(
+    engine: EngineProcess, data: bytes = b"", timeout_s: float = PATIENCE_S
+) -> socket.socket:
     raw = socket.create_connection(("127.0.0.1", engine.port), timeout_s)
     raw.sendall(data)
     return raw
@@ -57,7 +56,7 @@ def test_a_head_without_end_is_refused(engine: EngineProcess) -> None:
                 pass
             else:
                 assert raw.recv(20)[9:12] in (b"431", b"400")
-    assert engine.text(CANARY, 1) == " Paris"
+    assert engine.is_itself()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_methods_and_paths_that_do_not_exist_are_json(engine: EngineProcess) -> 
         if method != "HEAD":
             assert found.headers["content-type"] == "application/json"
     assert not engine.operations()["open"]
-    assert engine.client.head("/health").status_code == 200
+    wait_until(lambda: engine.client.head("/health").status_code == 200)
 
 
 def test_a_websocket_is_not_spoken(engine: EngineProcess) -> None:
@@ -120,7 +119,7 @@ def test_chunked_and_pipelined_requests_are_answered_in_order(engine: EngineProc
         while b"Not Found" not in seen:
             seen += raw.recv(4096)
     assert re.findall(rb"HTTP/1.1 (\d+)", seen) == [b"200", b"200", b"404"]
-    assert b'"text":" Paris"' in seen
+    assert b'"text":' + json.dumps(engine.word).encode() in seen
 
 
 def test_a_client_that_leaves_while_it_sends_its_body_is_no_fault(engine: EngineProcess) -> None:
@@ -129,7 +128,7 @@ def test_a_client_that_leaves_while_it_sends_its_body_is_no_fault(engine: Engine
         connect(engine, head(path, 100) + b"{").close()
     time.sleep(0.3)
     assert engine.log().count("request failed") == before
-    assert engine.text(CANARY, 1) == " Paris"
+    assert engine.is_itself()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -142,12 +141,12 @@ def test_a_client_that_leaves_before_its_request_is_read_leaves_no_work(
         "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True},
     }
     data = json.dumps(body).encode() + b" " * 300_000  # read in many parts
+    before = engine.generated()
     for _ in range(5):
         connect(engine, head("/generate", len(data)) + data).close()
     time.sleep(0.5)
-    started = time.monotonic()
-    engine.until_idle(5)
-    assert time.monotonic() - started < 2  # 1900 tokens take longer
+    engine.until_idle()
+    assert engine.generated() < before + 1900  # not one of them was run to its end
 
 
 def test_an_id_may_be_used_again_as_soon_as_its_client_left(engine: EngineProcess) -> None:
@@ -159,7 +158,7 @@ def test_an_id_may_be_used_again_as_soon_as_its_client_left(engine: EngineProces
     while again.status_code == 400:  # until the last one's end is noticed
         assert "Duplicate" in again.text
         again = engine.generate(CANARY, 1, rid="same")
-    assert again.json()["text"] == " Paris"
+    assert again.json()["text"] == engine.word
     assert engine.pids("frontend") == pids
 
 
@@ -170,7 +169,7 @@ def test_a_reader_that_stops_delays_nobody_and_still_gets_everything(
     engine.flush()
     more = {"stream": True, "return_logprob": True, "top_logprobs_num": 60}
     with connect(engine, generation(150, **more)) as raw:
-        assert engine.text(CANARY, 1) == " Paris"
+        assert engine.is_itself()
         engine.until_idle()  # it was generated to the end without its reader
         seen = bytearray()
         while b"[DONE]" not in seen[-64:]:
@@ -183,7 +182,7 @@ def test_a_reader_that_stops_delays_nobody_and_still_gets_everything(
 def test_many_idle_connections_keep_nobody_out(engine: EngineProcess) -> None:
     sockets = [connect(engine, b"GET /hea" if index % 2 else b"") for index in range(600)]
     try:
-        assert engine.text(CANARY, 1) == " Paris"
+        assert engine.is_itself()
     finally:
         for raw in sockets:
             raw.close()
@@ -240,23 +239,18 @@ def test_an_operation_id_is_one_that_every_route_can_name(
 def test_a_text_of_megabytes_holds_nobody_up(engine: EngineProcess) -> None:
     body = json.dumps({"text": "x " * 1_000_000}).encode()
     with connect(engine, head("/generate", len(body)) + body) as raw:
-        slowest = 0.0
         for _ in range(20):
-            started = time.monotonic()
-            assert httpx.get(engine.base + "/ping").status_code == 200
-            slowest = max(slowest, time.monotonic() - started)
-        raw.settimeout(30)
+            assert engine.client.get("/ping").status_code == 200
         assert raw.recv(20).startswith(b"HTTP/1.1 400")
-    assert slowest < 1.0
 
 
 def test_a_flush_whose_caller_leaves_at_any_moment_ends(engine: EngineProcess) -> None:
     data = (
-        b"POST /flush_cache?timeout=5 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
+        b"POST /flush_cache?timeout=600 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
         b"Authorization: Bearer canary-admin-key-3f9a\r\n\r\n"
     )
     for index in range(30):
         with connect(engine, data[: len(data) - (index % 3)]):
             time.sleep(index * 0.001)
-    wait_until(lambda: not engine.operations()["open"], 5)
-    assert engine.flush(timeout=5).status_code == 200
+    wait_until(lambda: not engine.operations()["open"])
+    assert engine.flush(timeout=60).status_code == 200

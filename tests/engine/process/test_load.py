@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.fakes.engine_process import ROOT, EngineProcess
+from tests.fakes.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.process
 
@@ -19,7 +20,7 @@ def load(url: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -17,6 +18,16 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 def client(engine: EngineProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{engine.base}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[EngineProcess]:
+    """The real model: it knows the capital of France, and when it has said it all."""
+    engine = EngineProcess(smollm2_dir, cpu_ext_dir, dp_size=1)
+    try:
+        yield engine.start()
+    finally:
+        engine.stop()
 
 
 def test_models(client: openai.OpenAI, engine: EngineProcess) -> None:

@@ -89,18 +89,17 @@ def assert_same(found: dict[str, Any], alone: dict[str, Any]) -> None:
 
 def check(engine: EngineProcess, order: str, ids: list[list[int]], new: int) -> list[Any]:
     """Each member of a merged batch is answered as alone, and no page stays held."""
-    engine.flush(timeout=20)
+    engine.flush(timeout=60)
     asked = list(zip(order, ids, strict=True))
     alone = [ask(engine, [one], new)[0] for one in asked]
-    engine.flush(timeout=20)
+    engine.flush(timeout=60)
     together = ask(engine, asked, new)
     for kind, (one, other) in zip(order, zip(together, alone, strict=True), strict=True):
         assert_same(one, other)
         assert len(one["output_ids"]) == (new if kind == "g" else 0)
         assert one["meta_info"]["finish_reason"]["type"] == "length"
         assert len(one["meta_info"]["output_token_ids_logprobs"]) == (new if kind == "g" else 1)
-    engine.until_idle()
-    assert engine.loads()[0]["num_used_tokens"] == 0
+    engine.until_no_page_is_used()
     text = engine.client.get("/metrics").text
     (line,) = [row for row in text.splitlines() if row.startswith("sglang:kv_account_violations_")]
     assert float(line.split()[-1]) == 0
@@ -113,7 +112,11 @@ def test_each_of_a_merged_batch_is_answered_as_alone(tiny: EngineProcess, order:
     check(tiny, order, prompts(len(order), len(order), longest=60), 8)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+# What is taken back and asked again is the scheduler's matter, whatever the model.
+@pytest.mark.parametrize(
+    "architecture",
+    [ARCHITECTURES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES[1:])],
+)
 def test_so_it_is_over_retractions(tmp_path: Path, cpu_ext_dir: Path, architecture: str) -> None:
     """On an engine of its own: one that has seen retractions learns to avoid them."""
     engine, retractions = tiny_engine(tmp_path, architecture, cpu_ext_dir), 0

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.fakes.engine_process import Background, EngineProcess
-from tests.fakes.stack import wait_until
+from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -155,14 +155,13 @@ def test_what_is_missing_is_named(engine: EngineProcess, name: str) -> None:
 
 def test_a_score_may_fill_the_context_and_leaves_no_page(engine: EngineProcess) -> None:
     assert len(scores(engine, query=[5] * 2047, items=[[1], [2]])) == 2
-    engine.until_idle()
-    assert all(load["num_used_tokens"] == 0 for load in engine.loads())
+    engine.until_no_page_is_used()
 
 
 def test_an_aborted_item_is_an_error_and_no_score(engine: EngineProcess) -> None:
     items = [[(7 * i + j) % 40000 for j in range(1500)] for i in range(60)]
     work = Background(lambda: post(engine, query=[], items=items))
-    wait_until(lambda: any(r["num_running_reqs"] for r in engine.loads()), 20)
+    wait_until(lambda: any(r["num_running_reqs"] for r in engine.loads()))
     assert engine.admin("POST", "/abort_request", json={"abort_all": True}).json()["aborted"] > 0
     answer = work.result()
     assert answer.status_code == 503, answer.text
@@ -179,9 +178,8 @@ def test_a_client_that_leaves_ends_its_items(engine: EngineProcess) -> None:
             b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
-        wait_until(lambda: any(r["num_running_reqs"] for r in engine.loads()), 20)
-    engine.until_idle(8)
-    assert all(load["num_used_tokens"] == 0 for load in engine.loads())
+        wait_until(lambda: any(r["num_running_reqs"] for r in engine.loads()))
+    engine.until_no_page_is_used()
 
 
 def test_scores_that_no_memory_should_hold_are_refused_on_generate_too(

@@ -21,8 +21,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fakes import plain_http
 from tests.fakes.engine_process import ADMIN_KEY, Background, EngineProcess
-from tests.fakes.stack import wait_until
+from tests.fakes.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -98,7 +99,7 @@ class Soak:
             body["sampling_params"]["max_new_tokens"], expected = 0, []
         samples = rng.choice([1, 1, 2])
         body["sampling_params"]["n"] = samples
-        answer = httpx.post(self.engine.base + "/generate", json=body, timeout=CALL_S)
+        answer = plain_http.post(self.engine.base + "/generate", json=body, timeout=CALL_S)
         if not self.refused(answer):
             found = answer.json()
             for item in found if samples > 1 else [found]:
@@ -114,7 +115,7 @@ class Soak:
         last: dict[str, Any] = {}
         ended = 0
         url = self.engine.base + "/generate"
-        with httpx.stream("POST", url, json=body, timeout=CALL_S) as answer:
+        with plain_http.stream("POST", url, json=body, timeout=CALL_S) as answer:
             if answer.status_code == 503:
                 self.seen["503"] += 1
                 return
@@ -167,7 +168,7 @@ class Soak:
         url = self.engine.base + "/flush_cache"
         headers["Authorization"] = f"Bearer {ADMIN_KEY}"
         try:
-            answer = httpx.post(url, params=query, headers=headers, timeout=patience)
+            answer = plain_http.post(url, params=query, headers=headers, timeout=patience)
         except httpx.TimeoutException:
             assert patience < CALL_S, "a flush did not end"
             self.seen["flush left"] += 1
@@ -219,8 +220,8 @@ def check_rest(soak: Soak) -> None:
     engine = soak.engine
     engine.until_serving()
     engine.until_idle()
-    wait_until(lambda: not engine.operations()["open"], 20)
-    wait_until(lambda: engine.flush(timeout=5).status_code == 200, 20)
+    wait_until(lambda: not engine.operations()["open"])
+    wait_until(lambda: engine.flush(timeout=60).status_code == 200)
     for load in engine.loads():
         kv = load["memory"]["kv"]
         assert (kv["locked_pages"], kv["held_pages"]) == (0, 0), kv

@@ -31,8 +31,8 @@ from tests.engine.process.storage_client import (
 )
 from tests.engine.weights.checkpoints import write
 from tests.fakes.engine_process import EngineProcess
-from tests.fakes.stack import wait_until
 from tests.fakes.tiny_disk import tiny_disk
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -98,7 +98,7 @@ class Load:
     def __exit__(self, *error: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
 
     def _run(self, first: int) -> None:
         index = first
@@ -114,8 +114,8 @@ class Load:
             self.count += 1
             index += 1
 
-    def until(self, happens: Any, timeout_s: float) -> None:
-        wait_until(happens, timeout_s)
+    def until(self, happens: Any) -> None:
+        wait_until(happens)
         assert self.wrong == []
 
 
@@ -175,7 +175,7 @@ def test_a_store_that_dies_and_comes_back_costs_hits_only(
         pytest.skip(f"the optional package {kind.needs} is not installed")
     with running(kind, short_dir) as bed:
         settings = {"prefetch_threshold": 16, "io_timeout": 2, **config(bed)}
-        done = attach(engine, name, settings, timeout=30)
+        done = attach(engine, name, settings)
         assert done.status_code == 200, done.text
         assert answers_of(engine) == cacheless
         until_idle(engine)
@@ -189,7 +189,7 @@ def test_a_store_that_dies_and_comes_back_costs_hits_only(
                 _forget(engine)
                 return bool(health(engine) - {"closed"})
 
-            load.until(is_noticed, 60)
+            load.until(is_noticed)
             assert any(r["storage"]["last_error"] for r in status(engine)["ranks"])
             bed.start()
 
@@ -197,7 +197,7 @@ def test_a_store_that_dies_and_comes_back_costs_hits_only(
                 _forget(engine)
                 return health(engine) == {"closed"}
 
-            load.until(is_back, 90)
+            load.until(is_back)
         assert load.wrong == [] and load.count > 0
         assert answers_of(engine) == cacheless
         until_idle(engine)
@@ -228,73 +228,68 @@ def _fill(folder: Path) -> None:
             return
 
 
-def test_a_disk_of_2_mb_that_fills_up(
-    model: Path, cpu_ext_dir: Path, cacheless: Answers
-) -> None:  # H07
-    engine = start(model, cpu_ext_dir)
+def test_a_disk_of_2_mb_that_fills_up(engine: EngineProcess, cacheless: Answers) -> None:  # H07
+    until_idle(engine)
+    flush(engine)
     folder = engine.dir / "disk"
     settings = {
         "prefetch_threshold": 16,
         "min_free_space": 0,
         "file_storage_path": str(folder),
     }
-    try:
-        with tiny_disk(folder, 2 << 20):
-            _fill(folder)
-            full = attach(engine, "file", settings)
-            assert full.status_code == 400 and "rank 0: " in full.text, full.text
-            assert re.search("is full|No space left", full.text), full.text
-            (folder / "ballast0").unlink()
-            (folder / "ballast1").unlink()
-            done = attach(engine, "file", settings)
-            assert done.status_code == 200, done.text
-            _fill(folder)
-            assert answers_of(engine) == cacheless
-            until_idle(engine)
-            ranks = [rank["storage"] for rank in status(engine)["ranks"]]
-            # What does not fit takes the room of own older pages, or is dropped.
-            assert sum(rank["written_pages"] + rank["dropped_pages"] for rank in ranks) > 24
-            assert all(rank["stored_pages"] < 120 for rank in ranks)
-            assert {rank["breaker"] for rank in ranks} == {"closed"}
-            for path in folder.glob("ballast*"):
-                path.unlink()
-            for name in [path.name for path in folder.rglob("*") if path.is_file()]:
-                assert name.endswith(".seg") or name == "LOCK", name
-            engine.restart()
-            assert answers_of(engine) == cacheless
-            until_idle(engine)
-            flush(engine)
-            assert answers_of(engine) == cacheless
-            assert detach(engine).status_code == 200
-    finally:
-        engine.stop()
-
-
-def test_an_engine_killed_while_it_writes_segments(
-    model: Path, cpu_ext_dir: Path, cacheless: Answers
-) -> None:
-    engine = start(model, cpu_ext_dir)
-    settings = {"prefetch_threshold": 16, "segment_size": 1 << 20}
-    try:
-        assert attach(engine, "file", settings).status_code == 200
-        for pause_s in (0.05, 0.4):
-            with Load(engine, cacheless) as load:
-                time.sleep(pause_s)
-                for rank in (0, 1):
-                    engine.kill(f"rank {rank}")
-            assert not [text for text in load.wrong if text.startswith("prompt")]
-            engine.until_serving()
-            wait_until(lambda: all(rank["attached"] for rank in status(engine)["ranks"]), 30)
-        assert engine.process is not None
-        os.killpg(engine.process.pid, signal.SIGKILL)
-        engine.process.wait()
-        engine.start()
+    with tiny_disk(folder, 2 << 20):
+        _fill(folder)
+        full = attach(engine, "file", settings)
+        assert full.status_code == 400 and "rank 0: " in full.text, full.text
+        assert re.search("is full|No space left", full.text), full.text
+        (folder / "ballast0").unlink()
+        (folder / "ballast1").unlink()
+        done = attach(engine, "file", settings)
+        assert done.status_code == 200, done.text
+        _fill(folder)
+        assert answers_of(engine) == cacheless
+        until_idle(engine)
+        ranks = [rank["storage"] for rank in status(engine)["ranks"]]
+        # What does not fit takes the room of own older pages, or is dropped.
+        assert sum(rank["written_pages"] + rank["dropped_pages"] for rank in ranks) > 24
+        assert all(rank["stored_pages"] < 120 for rank in ranks)
+        assert {rank["breaker"] for rank in ranks} == {"closed"}
+        for path in folder.glob("ballast*"):
+            path.unlink()
+        for name in [path.name for path in folder.rglob("*") if path.is_file()]:
+            assert name.endswith(".seg") or name == "LOCK", name
+        engine.restart()
         assert answers_of(engine) == cacheless
         until_idle(engine)
         flush(engine)
-        again = [generate(engine, prompt) for prompt in PROMPTS]
-        assert [reply["output_ids"] for reply in again] == cacheless
-        assert sum(tiers(reply)[2] for reply in again) > 0
-        assert status(engine)["ranks"][0]["storage"]["corrupt_pages"] == 0
-    finally:
-        engine.stop()
+        assert answers_of(engine) == cacheless
+        assert detach(engine).status_code == 200
+
+
+def test_an_engine_killed_while_it_writes_segments(
+    engine: EngineProcess, cacheless: Answers
+) -> None:
+    settings = {"prefetch_threshold": 16, "segment_size": 1 << 20}
+    until_idle(engine)
+    flush(engine)
+    assert attach(engine, "file", settings).status_code == 200
+    for pause_s in (0.05, 0.4):
+        with Load(engine, cacheless) as load:
+            time.sleep(pause_s)
+            for rank in (0, 1):
+                engine.kill(f"rank {rank}")
+        assert not [text for text in load.wrong if text.startswith("prompt")]
+        engine.until_serving()
+        wait_until(lambda: all(rank["attached"] for rank in status(engine)["ranks"]))
+    assert engine.process is not None
+    os.killpg(engine.process.pid, signal.SIGKILL)
+    engine.process.wait()
+    engine.start()
+    assert answers_of(engine) == cacheless
+    until_idle(engine)
+    flush(engine)
+    again = [generate(engine, prompt) for prompt in PROMPTS]
+    assert [reply["output_ids"] for reply in again] == cacheless
+    assert sum(tiers(reply)[2] for reply in again) > 0
+    assert status(engine)["ranks"][0]["storage"]["corrupt_pages"] == 0
+    assert detach(engine).status_code == 200

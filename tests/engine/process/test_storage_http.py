@@ -27,7 +27,7 @@ from tests.engine.process.storage_client import (
 )
 from tests.engine.weights.checkpoints import write
 from tests.fakes.engine_process import EngineProcess
-from tests.fakes.stack import wait_until
+from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -106,10 +106,10 @@ def test_sglang_attach_detach_contract(engine: EngineProcess) -> None:
 
 
 def test_without_an_admin_key_every_route_is_400(
-    smollm2_dir: Path, cpu_ext_dir: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, cpu_ext_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.fakes.engine_process.ADMIN_KEY", "")
-    engine = EngineProcess(smollm2_dir, cpu_ext_dir, dp_size=1)
+    engine = EngineProcess(models / "base", cpu_ext_dir, dp_size=1)
     try:
         engine.start()
         body = {"hicache_storage_backend": "file"}
@@ -285,7 +285,7 @@ def _until_running(engine: EngineProcess) -> None:
     def is_running() -> bool:
         return all(load["num_running_reqs"] > 0 for load in engine.loads())
 
-    wait_until(is_running, 20)
+    wait_until(is_running)
 
 
 def test_one_rank_that_cannot_attach_leaves_both_as_they_were(engine: EngineProcess) -> None:  # H02
@@ -324,7 +324,7 @@ def test_old_pages_are_not_found_for_new_weights_and_again_for_the_old(
     until_idle(engine)
 
     def update(path: Path, **more: Any) -> None:
-        body = {"model_path": str(path), "timeout": 20, **more}
+        body = {"model_path": str(path), "timeout": 120, **more}
         answer = engine.client.post("/update_weights_from_disk", headers=ADMIN, json=body)
         assert answer.status_code == 200, answer.text
 
@@ -356,7 +356,7 @@ def test_a_flush_right_after_a_reply_says_what_is_busy_or_is_done(
             assert re.search(r"l1_backup=[1-9]|l3_backup=[1-9]", at_once.text), at_once.text
             assert tiers(generate(engine, ids, 1))[0] > 0  # nothing was dropped
         assert (
-            engine.client.post("/flush_cache", headers=ADMIN, params={"timeout": 10}).status_code
+            engine.client.post("/flush_cache", headers=ADMIN, params={"timeout": 120}).status_code
             == 200
         )
         again = generate(engine, ids, 1)
@@ -431,7 +431,7 @@ def _kill_rank(engine: EngineProcess, rank: int) -> None:
         found = status(engine)["ranks"][rank]
         return bool(found["incarnation"] != before and found["proven"] and found["online"])
 
-    wait_until(is_back, 60)
+    wait_until(is_back)
 
 
 def test_a_rank_that_dies_comes_back_with_its_backend(engine: EngineProcess) -> None:
@@ -475,7 +475,7 @@ def test_a_backend_that_is_gone_costs_hits_and_no_answer(engine: EngineProcess) 
     assert again["output_ids"] == first["output_ids"] and tiers(again) == (0, 0, 0)
     folder.unlink()
     (engine.dir / "moved").rename(folder)
-    wait_until(lambda: not status(engine)["drift"], 40)
+    wait_until(lambda: not status(engine)["drift"])
     flush(engine)
     back = generate(engine, routed_dp_rank=1)
     assert back["output_ids"] == first["output_ids"] and tiers(back)[2] == 592

@@ -7,6 +7,7 @@ outlives every restart.
 from __future__ import annotations
 
 import random
+import resource
 import shutil
 import signal
 import time
@@ -20,7 +21,7 @@ from safetensors.torch import save
 
 from tests.engine.weights.checkpoints import weights_of, write
 from tests.fakes.engine_process import Background, EngineProcess
-from tests.fakes.stack import wait_until
+from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -37,12 +38,34 @@ def root(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Path:
 
 
 @pytest.fixture
-def engine(root: Path, cpu_ext_dir: Path) -> Iterator[EngineProcess]:
+def fresh(root: Path, cpu_ext_dir: Path) -> Iterator[EngineProcess]:
+    """One of its own: the fifth death of a part within a minute is the end of an engine, and one
+    that was started on another model forgets what was pushed."""
     engine = EngineProcess(root / "base", cpu_ext_dir)
     try:
         yield engine.start()
     finally:
         engine.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(root: Path, cpu_ext_dir: Path) -> Iterator[EngineProcess]:
+    engine = EngineProcess(root / "base", cpu_ext_dir)
+    try:
+        yield engine.start()
+    finally:
+        engine.stop()
+
+
+@pytest.fixture
+def engine(shared: EngineProcess, root: Path) -> Iterator[EngineProcess]:
+    """The shared one, serving the base weights; its options afterwards are those of before."""
+    settled(shared)
+    done = update(shared, root / "base", mode="abort", weight_version="default")
+    assert done is not None and done.status_code == 200, done
+    command = list(shared.command)
+    yield shared
+    shared.command = command
 
 
 def update(engine: EngineProcess, path: Path, **more: Any) -> httpx.Response | None:
@@ -62,7 +85,7 @@ def settled(engine: EngineProcess) -> dict[str, Any]:
     def agree() -> bool:
         return engine.admin("GET", "/weights_checker").status_code == 200
 
-    wait_until(agree, 30)
+    wait_until(agree)
     return dict(engine.admin("GET", "/weights_checker").json())
 
 
@@ -79,9 +102,10 @@ def words(engine: EngineProcess) -> list[list[int]]:
     "victim", ["rank 1", "frontend", pytest.param("rank 0", marks=pytest.mark.slow)]
 )
 def test_killed_at_any_moment_all_is_old_or_all_is_new(
-    engine: EngineProcess, root: Path, victim: str
+    fresh: EngineProcess, root: Path, victim: str
 ) -> None:
     """Four moments of an update; a fifth death of one child in a minute would end the engine."""
+    engine = fresh
     update(engine, root / "other")
     sums = {}
     for name in ("other", "third"):
@@ -100,15 +124,15 @@ def test_killed_at_any_moment_all_is_old_or_all_is_new(
                 engine,
                 root / target,
                 mode="retract",
-                timeout=10,
+                timeout=120,
                 op_id=f"op-{victim[-1]}-{attempt}",
             )
         )
         time.sleep(rng.uniform(0.0, 0.35))
         engine.kill(victim)
-        work.result(90)
+        work.result()
         held = settled(engine)
-        wait_until(lambda: not engine.operations()["open"], 30)
+        wait_until(lambda: not engine.operations()["open"])
         answer = engine.admin("GET", f"/operations/op-{victim[-1]}-{attempt}")
         outcome = answer.json()["outcome"] if answer.status_code == 200 else "never taken"
         seen.add(outcome)
@@ -126,10 +150,8 @@ def test_a_rank_that_is_stopped_is_found_silent_and_nothing_changes(
 ) -> None:
     before = settled(engine)["desired_checksum"]
     engine.kill("rank 1", signal.SIGSTOP)
-    started = time.monotonic()
     answer = update(engine, root / "other", timeout=1, mode="retract")
     assert answer is not None and answer.status_code == 400, answer
-    assert time.monotonic() - started < 30
     assert "silent" in answer.json()["ranks"][1]["message"] or "died" in answer.text
     held = settled(engine)  # it was killed, and another was started
     assert held["desired_checksum"] == before
@@ -150,7 +172,7 @@ def test_what_was_pushed_outlives_a_restart_of_the_whole_engine(
     before, said = settled(engine), words(engine)
     engine.admin("POST", "/pause_generation", json={"mode": "retract"})
     engine.restart()
-    assert engine.client.get("/ready").status_code == 200  # a pause does not outlive it
+    wait_until(lambda: engine.client.get("/ready").status_code == 200)  # no pause outlives it
     after = settled(engine)
     assert after["desired_checksum"] == before["desired_checksum"]
     assert after["weight_version"] == "v7" and words(engine) == said
@@ -178,7 +200,7 @@ def test_a_pushed_folder_that_changed_while_the_engine_was_down_is_not_served(
             return []
         return [(state["condition"], state["note"]) for state in states]
 
-    wait_until(lambda: [one for one, _ in conditions()] == ["fenced", "fenced"], 40)
+    wait_until(lambda: [one for one, _ in conditions()] == ["fenced", "fenced"])
     assert all(f"not {recorded}" in note for _, note in conditions())
     assert engine.client.get("/health").status_code == 503
     shutil.copy(root / "other" / "model.safetensors", moved / "model.safetensors")
@@ -187,7 +209,8 @@ def test_a_pushed_folder_that_changed_while_the_engine_was_down_is_not_served(
     shutil.rmtree(moved)
 
 
-def test_another_model_on_the_command_line_is_served(engine: EngineProcess, root: Path) -> None:
+def test_another_model_on_the_command_line_is_served(fresh: EngineProcess, root: Path) -> None:
+    engine = fresh
     update(engine, root / "other")
     pushed = settled(engine)["desired_checksum"]
     engine.replace_flag("--model", str(root / "third"))
@@ -211,7 +234,7 @@ def test_a_folder_that_changes_under_a_running_engine_is_not_mixed_in(
             found = engine.client.get("/server_info").json()["internal_states"][1]
             return dict(found)
 
-        wait_until(lambda: state()["condition"] == "fenced", 30)
+        wait_until(lambda: state()["condition"] == "fenced")
         assert f"not {before}" in state()["note"]
         served = engine.generate(PROMPT, 8)  # rank 0 serves on
         assert served.json()["meta_info"]["dp_rank"] == 0
@@ -233,11 +256,13 @@ def test_a_full_disk_refuses_an_upload_and_leaves_nothing_of_it(
     folder = engine.dir / "weights"
     folder.mkdir(exist_ok=True)
     before = settled(engine)["desired_checksum"]
+    kept = {path for path in folder.iterdir() if not path.name.startswith(".")}
     engine.limit_file_size("frontend", 1 << 20)
     answer = engine.admin(
         "POST", "/update_weights_from_tensor",
         content=save(weights_of(1)), headers={"content-type": "application/octet-stream"},
     )  # fmt: skip
+    engine.limit_file_size("frontend", resource.RLIM_INFINITY)
     assert answer.status_code == 507, answer.text
-    assert not [path for path in folder.iterdir() if not path.name.startswith(".")]
+    assert {path for path in folder.iterdir() if not path.name.startswith(".")} == kept
     assert settled(engine)["desired_checksum"] == before

@@ -19,6 +19,7 @@ from tests.engine.runner.driver import GREEDY, Pages, Req, generate, golden_case
 
 CASES = golden_cases()
 SOME = CASES[::5]
+FEW = SOME[::2]
 NEW_TOKENS = len(CASES[0].tokens)
 both = pytest.mark.parametrize("kernels", ["cpu", "torch"])
 # torch operators take long here; beside the batch, their logits are compared as well
@@ -36,18 +37,22 @@ def test_fp32_greedy_tokens_of_a_lone_request_are_those_of_transformers(
     runner_of: RunnerOf, kernels: str
 ) -> None:
     runner = runner_of(kernels, "float32")
-    for case in SOME if kernels == "cpu" else SOME[::2]:
+    for case in FEW:
         req = new_req(case.prompt_ids, Pages(runner), NEW_TOKENS)
         assert generate(runner, [req], NEW_TOKENS) == [case.tokens]
 
 
-@both
+# All the recorded prompts at once are a slow test.
+@pytest.mark.parametrize(
+    ("kernels", "every"),
+    [("cpu", 2), ("torch", 10), pytest.param("cpu", 1, marks=pytest.mark.slow)],
+)
 def test_fp32_greedy_tokens_of_a_batch_are_those_of_transformers(
-    runner_of: RunnerOf, kernels: str
+    runner_of: RunnerOf, kernels: str, every: int
 ) -> None:
     runner = runner_of(kernels, "float32")
     pages = Pages(runner)
-    cases = CASES if kernels == "cpu" else CASES[::5]
+    cases = CASES[1::every] if every > 1 else CASES
     reqs = [new_req(case.prompt_ids, pages, NEW_TOKENS) for case in cases]
     assert generate(runner, reqs, NEW_TOKENS) == tokens_of(cases)
 

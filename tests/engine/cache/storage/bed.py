@@ -19,7 +19,8 @@ from typing import Literal
 from engine.cache.storage.base import Site, Storage
 from engine.protocol import HostLayout
 from tests.engine.cache.storage.pages import Pages, soon
-from tests.fakes.stack import free_port, wait_until
+from tests.fakes.stack import free_port
+from tests.fakes.waiting import wait_until
 
 Damage = Literal["cut", "flip"]
 
@@ -35,9 +36,8 @@ class Bed(ABC):
     keeps_after_close = True
     can_be_damaged = True
     slots_when_full = 8  # pages that fit in `tiny()`, at most; 0: it cannot be made small
-    io_timeout = 0.5
-    open_s = 10.0
-    longest_call_s = 3.0  # with a server that is dead or frozen
+    io_timeout = 20.0  # in which all that is answered is answered
+    short_io_timeout = 0.5  # for a server that does not answer
     quick_cycles = 50  # of open and close, for every run
     spare_fds = 0  # that a client keeps for ever, once
     spare_threads = 0
@@ -67,14 +67,14 @@ class Bed(ABC):
     def opened(self, storage: Storage | None = None) -> Iterator[Storage]:
         """An open one, closed at the end."""
         made = storage if storage is not None else self.storage()
-        made.open(soon(self.open_s))
+        made.open(soon())
         try:
             yield made
         finally:
             self.close(made)
 
     def close(self, storage: Storage) -> None:
-        storage.close(soon(20))
+        storage.close(soon(60))
 
     def tiny(self) -> Storage:
         """One that takes few pages."""
@@ -114,7 +114,7 @@ class ServedBed(Bed):
 
     def start(self) -> None:
         self.process = self.launch()
-        wait_until(self.is_up, 20)
+        wait_until(self.is_up)
 
     @abstractmethod
     def launch(self) -> subprocess.Popen[bytes]:

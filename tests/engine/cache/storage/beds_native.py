@@ -19,7 +19,8 @@ from engine.protocol.storage_configs import (
 )
 from tests.engine.cache.storage.bed import Bed, Damage, ServedBed, damage_file
 from tests.engine.cache.storage.pages import soon
-from tests.fakes.stack import free_port, wait_until
+from tests.fakes.stack import free_port
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 CLOSING: list[threading.Thread] = []  # joined when the tests of this folder are over
 
@@ -30,7 +31,6 @@ class MooncakeBed(ServedBed):
     keeps_after_close = False  # a client takes along what it gave
     slots_when_full = 0
     quick_cycles = 2  # a close takes 2 s
-    longest_call_s = 6.0  # to connect again takes it up to 4 s
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -38,7 +38,7 @@ class MooncakeBed(ServedBed):
 
     def close(self, storage: Storage) -> None:
         """On the side: it takes 2 s, and 11 s when the master is gone."""
-        CLOSING.append(threading.Thread(target=storage.close, args=(soon(20),)))
+        CLOSING.append(threading.Thread(target=storage.close, args=(soon(60),)))
         CLOSING[-1].start()
 
     def launch(self) -> subprocess.Popen[bytes]:
@@ -103,7 +103,7 @@ class NixlObjectsBed(ServedBed):
         if kind.server is None:
             kind.server_port = self.port
             kind.server = self.launch()
-            wait_until(self.is_up, 20)
+            wait_until(self.is_up)
             self.s3("PUT", "")
         self.port, self.process = kind.server_port, kind.server
 
@@ -142,7 +142,7 @@ class NixlObjectsBed(ServedBed):
                 "Content-Type": "application/octet-stream",
             },
         )
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return bytes(response.read())
 
     def storage(self, dp_rank: int = 0, identity: bytes = b"", **config: object) -> Storage:
@@ -174,7 +174,6 @@ class NixlObjectsBed(ServedBed):
 class AibrixBed(Bed):
     needs = "aibrix_kvcache"
     is_slow = True
-    open_s = 60.0
     slots_when_full = 0  # it is as large as the disk
     quick_cycles = 2  # its process loads torch
     l2_backend = "ROCKSDB"

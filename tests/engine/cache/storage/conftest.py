@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.cache.storage.beds import BEDS, CLOSING, VENDORS, Bed, NixlObjectsBed
+from tests.fakes.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -17,7 +18,7 @@ def closed_in_the_end() -> Iterator[None]:
     yield
     NixlObjectsBed.end()
     for thread in CLOSING:
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from engine.cache.storage import keys, records
 from engine.cache.storage.base import Storage
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 WEIGHTS = "0123456789abcdef"
 
@@ -65,16 +66,12 @@ def page_keys(count: int, identity: bytes, start: int = 0) -> list[bytes]:
     ]
 
 
-def soon(seconds: float = 10) -> float:
-    """A deadline."""
+def soon(seconds: float = PATIENCE_S) -> float:
+    """A deadline, by which all that can happen has happened."""
     return time.monotonic() + seconds
 
 
-def seen(storage: Storage, page_keys: Sequence[bytes], timeout_s: float = 3) -> bool:
+def seen(storage: Storage, page_keys: Sequence[bytes]) -> bool:
     """True once all of these are there: another rank may find them a moment later."""
-    until = time.monotonic() + timeout_s
-    while not all(storage.batch_exists(page_keys)):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
+    wait_until(lambda: all(storage.batch_exists(page_keys)))
     return True

@@ -38,7 +38,7 @@ def test_pages_come_back_until_they_are_cleared(kind: type[AibrixBed], short_dir
 def test_a_database_that_another_process_uses_is_refused(short_dir: Path) -> None:
     bed = AibrixBed(short_dir)
     with bed.opened(), pytest.raises(StorageError, match="another process uses this folder"):
-        bed.storage().open(soon(20))
+        bed.storage().open(soon())
 
 
 @pytest.mark.slow

@@ -17,8 +17,9 @@ from engine.cache.storage.base import Status, StorageError
 from engine.cache.storage.file import FileStorage
 from engine.cache.storage.file_writer import SegmentWriter
 from tests.engine.cache.storage.beds import FileBed
-from tests.engine.cache.storage.pages import page_keys, soon
+from tests.engine.cache.storage.pages import page_keys, seen, soon
 from tests.fakes.tiny_disk import remount, tiny_disk
+from tests.fakes.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[4]
 
@@ -111,7 +112,7 @@ def test_a_folder_that_hangs_holds_up_no_other(
     opening = threading.Thread(target=hanging.open, args=(soon(),))
     opening.start()
     try:
-        assert begun.wait(5)
+        assert begun.wait(PATIENCE_S)
         opened(bed, dp_rank=1).close(soon())
         with pytest.raises(StorageError, match="was being opened or closed"):
             bed.storage().open(time.monotonic() + 0.1)
@@ -324,9 +325,7 @@ def test_another_ranks_pages_are_not_written_twice(bed: FileBed) -> None:
     first, second = opened(bed, 0), opened(bed, 1)
     keys = page_keys(4, bed.identity)
     put(bed, first, keys)
-    deadline = soon(3)
-    while not all(second.batch_exists(keys)):
-        assert time.monotonic() < deadline
+    assert seen(second, keys)
     assert put(bed, second, keys) == [Status.OK] * 4
     assert second.stats().stored_pages == 0
     first.clear(soon())  # What one rank removes, another one writes again.

@@ -91,6 +91,7 @@ def test_an_io_that_fails_costs_its_pages(
 
 
 def test_an_io_that_does_not_come_back_is_not_waited_for(bed: Hf3fsBed, faults: Faults) -> None:
+    bed.io_timeout = bed.short_io_timeout
     with bed.opened() as storage:
         keys = page_keys(4, bed.identity)
         put(bed, storage, keys)

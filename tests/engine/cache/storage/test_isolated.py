@@ -14,7 +14,7 @@ from engine.cache.storage.base import Storage, StorageError
 from engine.cache.storage.isolated import IsolatedStorage
 from tests.engine.cache.storage.beds import VENDORS, EicBed, Hf3fsBed
 from tests.engine.cache.storage.pages import page_keys, soon
-from tests.fakes.stack import wait_until
+from tests.fakes.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
 PARENT = """
@@ -51,7 +51,7 @@ def test_it_ends_when_its_parent_is_killed(short_dir: Path) -> None:
         child = psutil.Process(int(parent.stdout.readline()))
         assert child.is_running()
         parent.send_signal(signal.SIGKILL)
-        wait_until(lambda: not child.is_running() or child.status() == "zombie", 10)
+        wait_until(lambda: not child.is_running() or child.status() == "zombie")
 
 
 def test_ctrl_c_is_the_parents_to_handle(bed: Hf3fsBed) -> None:

@@ -33,7 +33,7 @@ def objects(short_dir: Path) -> Iterator[NixlObjectsBed]:
 
 def refused(storage: Storage) -> str:
     with pytest.raises(StorageError) as caught:
-        storage.open(soon(5))
+        storage.open(soon())
     assert "secret-of-the-test" not in f"{caught.value} {caught.value.__cause__!r}"
     return str(caught.value)
 
@@ -88,7 +88,7 @@ def test_ranks_that_clear_at_once_do_not_trip_over_each_other(files: NixlFilesBe
             for part in (keys[:32], keys[32:]):
                 assert one.batch_put(part, files.pages.sealed(part)) == [Status.OK] * 32
             with ThreadPoolExecutor(2) as pool:
-                gone = list(pool.map(lambda storage: storage.clear(soon(10)), (one, two)))
+                gone = list(pool.map(lambda storage: storage.clear(soon()), (one, two)))
             assert sum(gone) == 64
             assert not any(one.batch_exists(keys))
 
@@ -119,7 +119,7 @@ def test_a_folder_outside_of_the_roots_is_refused(files: NixlFilesBed) -> None:
 
 
 def test_a_bucket_that_does_not_exist_is_named(objects: NixlObjectsBed) -> None:
-    said = refused(objects.storage(bucket="another-bucket", io_timeout=2.0))
+    said = refused(objects.storage(bucket="another-bucket"))
     assert said.endswith("cannot be used: there is no such bucket")
     assert refused(objects.storage(bucket="")) == "bucket has 3 characters or more"
 

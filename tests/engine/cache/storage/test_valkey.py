@@ -17,6 +17,7 @@ from engine.cache.storage.valkey import ValkeyStorage
 from tests.engine.cache.storage.beds import ValkeyBed
 from tests.engine.cache.storage.pages import page_keys, soon
 from tests.engine.cache.storage.tls_proxy import TLSProxy, certificate
+from tests.fakes.waiting import PATIENCE_S
 
 SECRET = "p4ss-word-of-the-test"
 
@@ -41,10 +42,8 @@ def round_trip(bed: ValkeyBed, storage: ValkeyStorage, count: int = 3) -> list[b
 
 
 def refused(storage: ValkeyStorage) -> str:
-    started = time.monotonic()
     with pytest.raises(StorageError) as caught:
-        storage.open(soon(3))
-    assert time.monotonic() - started < 4
+        storage.open(soon())
     assert SECRET not in f"{caught.value} {caught.value.__cause__!r}"
     return str(caught.value)
 
@@ -191,14 +190,14 @@ class Stub:
             while True:
                 client, _ = self._listener.accept()
                 with client, suppress(OSError):
-                    client.settimeout(5)
+                    client.settimeout(PATIENCE_S)
                     self._serve(client)
 
     def close(self) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_what_answers_otherwise_is_said(bed: ValkeyBed, answer: bytes, said: str
 def test_a_server_that_trickles_is_given_up(bed: ValkeyBed) -> None:
     def serve(client: socket.socket) -> None:
         client.sendall(b"+")
-        for _ in range(100):
+        while True:  # until the other side leaves
             client.sendall(b"P")
             time.sleep(0.02)
 

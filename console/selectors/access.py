@@ -1,0 +1,75 @@
+"""Read what somebody may do, and which engines they may see."""
+
+from __future__ import annotations
+
+from django.db.models import QuerySet
+
+from console.access import EVERYTHING, NOTHING, Act, Grant, Rights, Role
+from console.choices import Via
+from console.labels import labels_of, selector_read
+from console.models import ApiToken, Engine, Job, RoleGrant, User
+
+
+def grant_of(row: RoleGrant) -> Grant:
+    """A row as what is decided by."""
+    return Grant(
+        role=Role(row.role),
+        selector=selector_read(row.selector),
+        max_timeout_s=row.max_timeout_s,
+        modes=None if row.modes is None else frozenset(row.modes),
+        may_force=row.may_force,
+    )
+
+
+def rights_of(user: User, token: ApiToken | None = None) -> Rights:
+    """What this person may do now, when they came with `token` or without one."""
+    if not user.is_active:
+        return NOTHING
+    scopes = None
+    if token is not None and token.scopes is not None:
+        scopes = frozenset(Act(name) for name in token.scopes if name in Act.values)
+    return Rights(
+        user_id=user.pk,
+        grants=tuple(grant_of(row) for row in RoleGrant.objects.filter(user=user)),
+        scopes=scopes,
+        reach=selector_read(token.reach if token is not None else ""),
+    )
+
+
+def rights_behind(job: Job) -> Rights:
+    """What whoever asked for a job may do now, by the way that they came."""
+    if job.via == Via.SYSTEM:
+        return EVERYTHING
+    user = job.requested_by
+    if user is None:
+        return NOTHING
+    if not job.token_prefix:
+        return rights_of(user)
+    prefix = job.token_prefix.removeprefix("qsc_")
+    token = ApiToken.objects.filter(prefix=prefix, user=user, revoked_at=None).first()
+    return rights_of(user, token) if token is not None else NOTHING
+
+
+def labels_of_engine(engine: Engine) -> dict[str, str]:
+    """What selectors are matched with."""
+    return labels_of(engine.name, engine.labels)
+
+
+def engines_with(rights: Rights, act: Act = Act.READ, *, removed: bool = False) -> QuerySet[Engine]:
+    """The engines on which `rights` allow `act`, by name; those that were removed if so asked."""
+    rows = Engine.objects.order_by("name")
+    if not removed:
+        rows = rows.filter(removed_at=None)
+    if rights.may_everywhere(act):
+        return rows
+    if not rights.may(act):
+        return rows.none()
+    labels = Engine.objects.values_list("pk", "name", "labels")
+    return rows.filter(
+        pk__in=[pk for pk, name, given in labels if rights.may(act, labels_of(name, given))]
+    )
+
+
+def sees_engine(rights: Rights, engine: Engine) -> bool:
+    """True for an engine that is there for whoever has these rights."""
+    return rights.may(Act.READ, labels_of_engine(engine))
