@@ -153,6 +153,32 @@ def test_rights_that_change_close_the_sockets_of_that_person_only(stack, cookie,
         assert other.next()["type"] in ("pong", "update")
 
 
+def test_a_job_that_ended_leaves_the_pending_ones_though_it_was_the_newest(
+    stack, stack_engine, cookie
+):
+    with FakeEngine(stack.run_dir) as other:
+        stack.register(other)
+        other.busy(1)
+        older = stack.submit(other, timeout_s=600)
+        stack_engine.busy(1)
+        newer = stack.submit(stack_engine, timeout_s=600)
+        with Browser(stack, cookie) as browser:
+            browser.subscribe("pending")
+
+            def seen():
+                message = browser.next()
+                items = message.get("data", {}).get("items", []) if message else []
+                return {item["id"] for item in items} if message["type"] == "update" else None
+
+            while {older, newer} - (seen() or set()):
+                continue
+            stack.request("POST", f"/jobs/{newer}/cancel")
+            while newer in (found := seen() or {newer}):
+                continue
+            assert older in found
+        stack.request("POST", f"/jobs/{older}/cancel")
+
+
 def test_what_a_socket_was_refused_is_on_record(stack, cookie):
     since = stack.request("GET", "/audit/head").json()["seq"]
     asked = f"job:00000000-0000-4000-8000-{uuid.uuid4().hex[:12]}"

@@ -97,7 +97,7 @@ def test_a_new_job_and_its_end_appear_in_the_lists(tab, stack, engine):
 
 
 def test_numbers_change_in_place_and_a_focused_row_keeps_its_focus(tab, engine):
-    tab.goto("/")
+    tab.goto(f"/?q={engine.name}")
     tab.page.focus(f"#e-{engine.name} a.main >> nth=0")
     engine.busy(5)
     until(lambda: tab.text(f"#e-{engine.name}-run") == "10", tab.page)
