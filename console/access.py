@@ -7,7 +7,7 @@ rows: `console.selectors.access` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -204,8 +204,3 @@ def roles_with(act: Act) -> str:
 
 EVERYTHING = Rights(grants=(Grant(Role.ADMIN),))  # of the console itself
 NOTHING = Rights()
-
-
-def scopes_read(names: Iterable[str]) -> frozenset[Act]:
-    """Acts by their names. Raises ValueError, naming the unknown one."""
-    return frozenset(Act(name) for name in names)

@@ -8,7 +8,7 @@ An empty one selects every engine. Each engine has the label `name` without bein
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -84,6 +84,17 @@ def _term(found: re.Match[str]) -> _Term:
     if found["op"]:
         return _Term(found["key"], frozenset({found["value"]}), is_wanted=found["op"] != "!=")
     return _Term(found["key"], None, is_wanted=True)
+
+
+def labels_parse(parts: Iterable[str]) -> dict[str, str]:
+    """Labels, each as `key=value`; `labels_check` says whether they can be. Raises Invalid."""
+    found: dict[str, str] = {}
+    for part in parts:
+        key, sign, value = part.partition("=")
+        if not sign:
+            raise Invalid(f"a label is key=value; {part[:70]!r} is none")
+        found[key] = value
+    return found
 
 
 def labels_check(labels: Mapping[str, str]) -> dict[str, str]:

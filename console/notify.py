@@ -33,6 +33,12 @@ def fleet_topic(after: str = "", q: str = "") -> str:
     return f"{FLEET}:{after}:{q}" if after or q else FLEET
 
 
+def fleet_page_of(topic: str) -> tuple[str, str]:
+    """(after, q) of such a topic."""
+    _, after, q = (*topic.split(":"), "", "")[:3]
+    return after, q
+
+
 def topic_base(topic: str) -> str:
     """Whose hints are heard for a topic: each page of the fleet hears those of the fleet."""
     return FLEET if topic.startswith(f"{FLEET}:") else topic

@@ -24,7 +24,7 @@ from console.clock import db_now
 from console.exceptions import Invalid
 from console.models import ApiToken, User
 from console.requests import rights_in, token_of
-from console.selectors.access import rights_of
+from console.selectors.access import rights_of, token_is_live
 from console.selectors.audit import audit_head
 from console.selectors.engines import engine_list
 from console.selectors.events import events_after, events_begin
@@ -108,10 +108,8 @@ def _rights_now(user_id: int, token_id: int | None) -> Rights | None:
     user = User.objects.filter(pk=user_id, is_active=True).first()
     if user is None or token_id is None:
         return rights_of(user) if user else None
-    token = ApiToken.objects.filter(pk=token_id, revoked_at=None).first()
-    if token is None or (token.expires_at is not None and token.expires_at <= db_now()):
-        return None
-    return rights_of(user, token)
+    token = ApiToken.objects.filter(pk=token_id).first()
+    return rights_of(user, token) if token and token_is_live(token, db_now()) else None
 
 
 def _read(

@@ -15,7 +15,7 @@ from console import fragments
 from console.access import Rights
 from console.exceptions import Forbidden, NotFound
 from console.models import Job
-from console.notify import JOBS, PENDING
+from console.notify import JOBS, PENDING, fleet_page_of
 from console.selectors.audit import audit_head
 from console.selectors.engines import engine_get, engine_page
 from console.selectors.jobs import job_get, job_list, jobs_pending
@@ -66,7 +66,7 @@ def topic_read(topic: str, rights: Rights, known: bytes = b"") -> TopicState | N
                 view = engine_get(name=name, rights=rights)
                 version, data = view.version, engine_payload(view)
             case "fleet":
-                after, _, q = name.partition(":")
+                after, q = fleet_page_of(topic)
                 views, _, _ = engine_page(rights=rights, after=after, q=q)
                 version = max((view.version for view in views), default=0)
                 data = {"items": [engine_payload(view) for view in views]}

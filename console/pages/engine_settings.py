@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from django.http import HttpRequest, HttpResponse
@@ -11,8 +12,9 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from console.access import Act
 from console.choices import Via
-from console.exceptions import ConsoleError, Invalid
+from console.exceptions import ConsoleError
 from console.gateways.keys import console_key_public
+from console.labels import labels_parse
 from console.models import Engine
 from console.pages.asking import sentence
 from console.pages.shell import page, page_render, see_other
@@ -63,13 +65,8 @@ class EngineForm:
 
     def labels_read(self) -> dict[str, str]:
         """`key=value` by commas. Raises Invalid."""
-        found: dict[str, str] = {}
-        for part in filter(None, (part.strip() for part in self.labels.split(","))):
-            key, sign, value = part.partition("=")
-            if not sign:
-                raise Invalid(f"a label is key=value; {part[:70]!r} is none")
-            found[key.strip()] = value.strip()
-        return found
+        parts = (re.sub(r"\s*=\s*", "=", part.strip(), count=1) for part in self.labels.split(","))
+        return labels_parse(filter(None, parts))
 
 
 def _form_page(

@@ -10,6 +10,7 @@ from uuid import UUID
 from console import fragments
 from console.access import Rights
 from console.clock import db_now
+from console.notify import fleet_page_of
 from console.pages.backend_cells import backend_cells, backend_row_cells
 from console.pages.engines import engine_page_cells
 from console.pages.fleet import fleet_cells
@@ -34,7 +35,7 @@ def _sent(cells: Cells, rights: Rights) -> Fragments:
 
 
 def _fleet(topic: str, rights: Rights) -> Fragments:
-    _, after, q = (*topic.split(":"), "", "")[:3]
+    after, q = fleet_page_of(topic)
     views, total, _ = engine_page(rights=rights, after=after, q=q)
     now = db_now()
     cells = fleet_cells(views, rights, is_part=bool(q) or len(views) < total)

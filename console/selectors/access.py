@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.db.models import QuerySet
 
 from console.access import EVERYTHING, NOTHING, Act, Grant, Rights, Role
@@ -34,6 +36,12 @@ def rights_of(user: User, token: ApiToken | None = None) -> Rights:
         scopes=scopes,
         reach=selector_read(token.reach if token is not None else ""),
     )
+
+
+def token_is_live(token: ApiToken, now: datetime) -> bool:
+    """It was not revoked, and has not ended; whether its owner may come in is `rights_of`'s."""
+    has_ended = token.expires_at is not None and token.expires_at <= now
+    return token.revoked_at is None and not has_ended
 
 
 def rights_behind(job: Job) -> Rights:

@@ -121,13 +121,16 @@ def _view(engine: Engine, stored: StoredSnapshot | None, now: datetime) -> Engin
     )
 
 
+def _views(engines: list[Engine]) -> list[EngineView]:
+    """Each with its newest state, all of them as of one moment."""
+    stored, now = snapshots_get([engine.name for engine in engines]), db_now()
+    return [_view(engine, stored.get(engine.name), now) for engine in engines]
+
+
 def engine_list(*, rights: Rights) -> list[EngineView]:
     """Every registered engine that one may see, by name. Raises Forbidden without any role."""
     rights.require(Act.READ)
-    engines = list(engines_with(rights))
-    stored = snapshots_get([engine.name for engine in engines])
-    now = db_now()
-    return [_view(engine, stored.get(engine.name), now) for engine in engines]
+    return _views(list(engines_with(rights)))
 
 
 def engine_page(
@@ -142,9 +145,7 @@ def engine_page(
     total = rows.count()
     engines = list(rows.filter(name__gt=after)[: limit + 1])
     more, engines = len(engines) > limit, engines[:limit]
-    stored, now = snapshots_get([engine.name for engine in engines]), db_now()
-    views = [_view(engine, stored.get(engine.name), now) for engine in engines]
-    return views, total, engines[-1].name if more else ""
+    return _views(engines), total, engines[-1].name if more else ""
 
 
 def engines_for(act: Act, rights: Rights) -> list[EngineView]:
@@ -169,12 +170,12 @@ def engine_named(name: str, *, rights: Rights) -> Engine:
 def engine_get(*, name: str, rights: Rights) -> EngineView:
     """One engine. Raises EngineNotFound."""
     engine = engine_named(name, rights=rights)
-    return _view(engine, snapshots_get([name]).get(name), db_now())
+    return engine_view(engine)
 
 
 def engine_view(engine: Engine) -> EngineView:
     """This engine as last seen, also one that was removed: for a page of one of its jobs."""
-    return _view(engine, snapshots_get([engine.name]).get(engine.name), db_now())
+    return _views([engine])[0]
 
 
 def engines_enabled() -> list[Engine]:

@@ -30,6 +30,14 @@ from console.services.jobs import JobAsked, Origin, job_create
 RETRY_REASON, UNDO_REASON = "Retry of job {}", "Undo of job {}"
 
 
+def _followed(job_id: UUID, actor: Actor, if_version: int | None) -> Job:
+    """The job, for whoever may ask for one of its kind on its engine, as they have read it."""
+    job = job_get(job_id=job_id, rights=actor.rights)
+    actor.rights.require(KIND_ACTS[JobKind(job.kind)], labels_of_engine(job.engine))
+    version_check(job, if_version)
+    return job
+
+
 def job_retry(
     *,
     job_id: UUID,
@@ -43,9 +51,7 @@ def job_retry(
 
     Raises JobNotFound, Conflict for a job that goes on or succeeded, and what job_create raises.
     """
-    job = job_get(job_id=job_id, rights=actor.rights)
-    actor.rights.require(KIND_ACTS[JobKind(job.kind)], labels_of_engine(job.engine))
-    version_check(job, if_version)
+    job = _followed(job_id, actor, if_version)
     if job.state not in TERMINAL_STATES:
         raise Conflict(f"job {job.pk} has not ended: it is {job.phase}", facts={"state": job.state})
     if job.state == JobState.SUCCEEDED:
@@ -75,9 +81,7 @@ def job_undo(
     Raises JobNotFound, Conflict where there is none or where somebody changed it since, and what
     job_create raises.
     """
-    job = job_get(job_id=job_id, rights=actor.rights)
-    actor.rights.require(KIND_ACTS[JobKind(job.kind)], labels_of_engine(job.engine))
-    version_check(job, if_version)
+    job = _followed(job_id, actor, if_version)
     params = inverse_of(job)
     if params is None:
         raise Conflict(f"job {job.pk} cannot be undone: {_why_not(job)}")

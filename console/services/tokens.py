@@ -21,6 +21,7 @@ from console.clock import db_now
 from console.exceptions import Conflict, Forbidden, Invalid, NotFound
 from console.labels import selector_read
 from console.models import ApiToken, User
+from console.selectors.access import token_is_live
 from console.services.audit import audit_append
 from console.services.reasons import reason_read
 
@@ -151,10 +152,10 @@ def token_verify(*, text: str, source_ip: str = "", now: datetime | None = None)
     )
     # Compare always, so that time does not tell whether a prefix exists.
     same = hmac.compare_digest(token.digest if token else _NO_DIGEST, _digest(text))
-    if token is None or not same or token.revoked_at is not None or not token.user.is_active:
+    if token is None or not same or not token.user.is_active:
         return None
     now = now or db_now()
-    if token.expires_at is not None and token.expires_at <= now:
+    if not token_is_live(token, now):
         return None
     if token.last_used_at is None or now - token.last_used_at >= USED_COARSENESS:
         ApiToken.objects.filter(

@@ -6,16 +6,9 @@ from pathlib import Path
 from console.access import Act
 from console.actors import Actor
 from console.exceptions import Invalid
+from console.labels import labels_parse
 from console.management.acting import ActingCommand
 from console.services.engines import engine_register
-
-
-def labels_read(texts: list[str]) -> dict[str, str]:
-    """`key=value` of each. Raises Invalid."""
-    pairs = [text.partition("=") for text in texts]
-    if wrong := next((key for key, sign, _ in pairs if not sign), None):
-        raise Invalid(f"a label is key=value; {wrong[:70]!r} is none")
-    return {key: value for key, _, value in pairs}
 
 
 def key_read(path: Path) -> str:
@@ -52,7 +45,7 @@ class Command(ActingCommand):
             control_address=str(options["control_address"]),
             events_address=str(options["events_address"]),
             curve_key=key_read(key_file) if isinstance(key_file, Path) else "",
-            labels=labels_read(labels) if isinstance(labels, list) else None,
+            labels=labels_parse(labels) if isinstance(labels, list) else None,
             enabled=not options["disabled"],
             actor=actor,
         )

@@ -131,6 +131,19 @@ def seat(made: Browser, url: str, size: str = "wide", theme: str = "light") -> S
     return Seat(context.new_page(), url, (width, height)).watch()
 
 
+def shot(one: Seat, name: str) -> None:
+    """Pictures of the page in both themes, for people, in the folder QUIESCE_SCREENSHOTS."""
+    folder = os.environ.get("QUIESCE_SCREENSHOTS", "")
+    if "/" not in folder:
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for theme in ("light", "dark"):
+        one.page.evaluate("t => { document.documentElement.dataset.bsTheme = t }", theme)
+        path = Path(folder) / f"{name.replace(' ', '-')}-{theme}-{one.size[0]}.png"
+        one.page.screenshot(path=path, full_page=True)
+    one.page.evaluate("document.documentElement.dataset.bsTheme = 'light'")
+
+
 def until(check: Callable[[], bool], page: Page) -> None:
     """Wait while the page goes on living (its policy forbids Playwright's own polling)."""
     gives_up_at = time.monotonic() + PATIENCE_S

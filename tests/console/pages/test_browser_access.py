@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 
-from tests.console.pages.chromium import SIZES, Seat, browser, seat, until
+from tests.console.pages.chromium import SIZES, browser, seat, shot, until
 from tests.fakes.engine import FakeEngine
 from tests.fakes.plain_http import request
 from tests.fakes.stack import Stack
@@ -90,19 +88,6 @@ AS_OTHERS = {
     "audit of a viewer": ("vera", "/audit", 403),
     "fleet of a stranger to it": ("emil", "/", 200),
 }
-
-
-def shot(one: Seat, name: str) -> None:
-    """Pictures in both themes, for people, in the folder QUIESCE_SCREENSHOTS."""
-    folder = os.environ.get("QUIESCE_SCREENSHOTS", "")
-    if "/" not in folder:
-        return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for theme in ("light", "dark"):
-        one.page.evaluate("t => { document.documentElement.dataset.bsTheme = t }", theme)
-        path = Path(folder) / f"{name.replace(' ', '-')}-{theme}-{one.size[0]}.png"
-        one.page.screenshot(path=path, full_page=True)
-    one.page.evaluate("document.documentElement.dataset.bsTheme = 'light'")
 
 
 def test_every_page_is_clean_at_both_sizes(stack, chromium, people):

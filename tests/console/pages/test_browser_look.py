@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import Browser
 
 from tests.console.pages import look_storage
-from tests.console.pages.chromium import SIZES, Seat, browser, seat
+from tests.console.pages.chromium import SIZES, Seat, browser, seat, shot
 from tests.console.test_safetensors import whole
 from tests.fakes import plain_http
 from tests.fakes.engine import FakeEngine
@@ -205,19 +203,6 @@ def test_a_page_is_clean(states, seats, name, size):
     shot(one, name)
     status = {"not found": 404, "audit searched wrongly": 422}.get(name, 200)
     assert one.faults(status=status) == []
-
-
-def shot(one: Seat, name: str) -> None:
-    """Pictures of the page in both themes, for people, in the folder QUIESCE_SCREENSHOTS."""
-    folder = os.environ.get("QUIESCE_SCREENSHOTS", "")
-    if "/" not in folder:
-        return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for theme in ("light", "dark"):
-        one.page.evaluate("t => { document.documentElement.dataset.bsTheme = t }", theme)
-        path = Path(folder) / f"{name.replace(' ', '-')}-{theme}-{one.size[0]}.png"
-        one.page.screenshot(path=path, full_page=True)
-    one.page.evaluate("document.documentElement.dataset.bsTheme = 'light'")
 
 
 def test_what_opens_on_a_page_is_clean(states, seats):
