@@ -22,7 +22,6 @@ import environment
 from environment import ROOT, VENV, say
 
 # What is tested beside other tests, the longest first; what is in none of them comes last.
-# Longest first.
 GROUPS = (
     "tests/console/pages",
     "tests/engine/process",
@@ -33,7 +32,7 @@ GROUPS = (
     "tests/chaos",
     "tests",
 )
-AT_ONCE = 2  # each waits for its own processes about as much as it computes
+AT_ONCE = 3  # each waits for its own processes about as much as it computes
 
 
 def main() -> int:

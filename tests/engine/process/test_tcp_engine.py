@@ -19,6 +19,8 @@ from engine.protocol import (
     FlushCache,
     Mode,
     Outcome,
+    Snapshot,
+    StateAnswer,
     Submit,
 )
 from tests.fakes.engine_process import ROOT, EngineProcess
@@ -64,7 +66,7 @@ def test_a_flush_over_tcp_before_and_after_the_frontend_died(
                 assert flushed(client) is Outcome.SUCCEEDED
             engine.kill("frontend")
             with EngineClient(context, address, curve=curve) as client:
-                wait_until(lambda: is_ready(client))
+                wait_until(lambda: takes_operations(client))
                 assert flushed(client) is Outcome.SUCCEEDED
             with EngineClient(context, address) as plain, pytest.raises(EngineTimeout):
                 plain.hello(timeout_s=0.7)
@@ -72,11 +74,13 @@ def test_a_flush_over_tcp_before_and_after_the_frontend_died(
         engine.stop()
 
 
-def is_ready(client: EngineClient) -> bool:
+def takes_operations(client: EngineClient) -> bool:
+    """The new frontend is there, and has heard every rank."""
     try:
-        return client.hello(timeout_s=1)[0].ready
+        answer = client.call(Snapshot(), timeout_s=1)
     except EngineTimeout:
         return False
+    return isinstance(answer, StateAnswer) and all(rank.proven for rank in answer.state.ranks)
 
 
 def flushed(client: EngineClient) -> Outcome:
