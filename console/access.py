@@ -31,7 +31,7 @@ class Act(TextChoices):
     CLEAR = "storage:clear", "Delete what a storage backend holds."
     TOKENS = "tokens:write", "Make and revoke one's own tokens."
     AUDIT = "audit:read", "Read, verify and export the audit log."
-    CLOSE = "audit:close", "Close a segment of the audit log."
+    CLOSE = "audit:close", "Close a segment of the audit log; replace its key."
     ENGINES = "engines:write", "Register, label, disable and remove engines."
     USERS = "users:write", "Make and disable users, give roles, revoke tokens of others."
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any  # a record is any JSON object of text and whole numbers
+from typing import Any, NamedTuple  # a record is any JSON object of text and whole numbers
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -49,33 +49,61 @@ class Signer:
             raise SigningError(f"{path.name} holds another kind of key than Ed25519")
         return cls(key)
 
-    def sign(self, record: Mapping[str, Any]) -> str:
-        """The record's signed line."""
-        signature = self._key.sign(DOMAIN + line_of(record).encode()).hex()
-        return line_of({"key": self.public_hex, "record": record, "signature": signature})
+    @classmethod
+    def new(cls) -> Signer:
+        """A new key."""
+        return cls(Ed25519PrivateKey.generate())
 
-
-def new_key_pem() -> str:
-    """A new private key, PKCS #8."""
-    return (
-        Ed25519PrivateKey.generate()
-        .private_bytes(
+    def private_pem(self) -> str:
+        """The private key, PKCS #8, not encrypted."""
+        return self._key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
+        ).decode()
+
+    def sign(self, record: Mapping[str, Any]) -> str:
+        """The record's signed line."""
+        return line_of(
+            {"key": self.public_hex, "record": record, "signature": self._signature(record)}
         )
-        .decode()
-    )
+
+    def succeeding(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The record, naming this key as the next one and signed by it too: nobody can make a key
+        the successor of theirs that did not agree."""
+        record = {**record, "next_key": self.public_hex}
+        return {**record, "next_signature": self._signature(record)}
+
+    def _signature(self, record: Mapping[str, Any]) -> str:
+        return self._key.sign(DOMAIN + line_of(record).encode()).hex()
 
 
-def opened(line: str, public_hex: str) -> dict[str, Any] | None:
-    """The record of a line that this key signed, or None."""
+class Signed(NamedTuple):
+    """A signed line that holds."""
+
+    record: dict[str, Any]
+    key: str  # hex, the public key that signed it
+    next_key: str  # the key that is in force behind this line
+
+
+def opened(line: bytes, public_hex: str = "") -> Signed | None:
+    """A line that this key signed (any key, where none is given), or None."""
     try:
         document = json.loads(line)
-        record = document["record"]
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_hex)).verify(
-            bytes.fromhex(document["signature"]), DOMAIN + line_of(record).encode()
-        )
+        record, key = document["record"], document["key"]
+        if (public_hex and key != public_hex) or not isinstance(record, dict):
+            return None
+        _verify(key, record, document["signature"])
+        next_key = record.get("next_key", key)
+        if next_key != key:
+            agreed = {name: value for name, value in record.items() if name != "next_signature"}
+            _verify(next_key, agreed, record["next_signature"])
     except (ValueError, KeyError, TypeError, InvalidSignature):
         return None
-    return record if isinstance(record, dict) and document["key"] == public_hex else None
+    return Signed(record, key, next_key)
+
+
+def _verify(key: str, record: Mapping[str, Any], signature: str) -> None:
+    Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(
+        bytes.fromhex(signature), DOMAIN + line_of(record).encode()
+    )

@@ -123,15 +123,19 @@ def anchor_fault(
 
 def anchors_in(lines: Iterable[bytes], public_hex: str) -> list[Mapping[str, Any]] | int:
     """The signed heads, oldest first; or the number of the first line that is not as it was
-    written."""
+    written. Each is signed with the key in force, which the one before may have replaced; the
+    given key is one of them."""
     anchors: list[Mapping[str, Any]] = []
-    before, seq = "0" * 64, 0
+    before, seq, in_force = "0" * 64, 0, ""
+    keys = set()
     for number, line in enumerate(lines, start=1):
-        record = opened(line[:-1].decode(errors="replace"), public_hex)
-        if record is None or not line.endswith(b"\n") or record.get("before") != before:
+        signed = opened(line[:-1], in_force)
+        if signed is None or not line.endswith(b"\n") or signed.record.get("before") != before:
             return number
+        record, in_force = signed.record, signed.next_key
         if record.get("anchor") != 1 or record["seq"] < seq:
             return number
         before, seq = hashlib.sha256(line).hexdigest(), record["seq"]
+        keys |= {signed.key, signed.next_key}
         anchors.append(record)
-    return anchors
+    return anchors if public_hex in keys or not anchors else 1

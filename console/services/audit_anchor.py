@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any  # a record is any JSON object
 
 from console.chain import instant
 from console.clock import db_now
@@ -25,16 +26,21 @@ def audit_anchor(now: datetime | None = None) -> Anchor | None:
 
     Raises AuditUnavailable where the file or the key cannot be used.
     """
-    head = AuditEntry.objects.order_by("-seq").values_list("seq", "hash").first()
+    head = audit_head()
     with anchors_held() as anchors:
         last, before = anchors.last()
         if head is not None and (last is None or head[0] > last["seq"]):
-            last = {
-                "anchor": 1,
-                "seq": head[0],
-                "hash": head[1],
-                "at": instant(now or db_now()),
-                "before": before,
-            }
+            last = anchor_record(head, now or db_now(), before)
             anchors.append(last)
     return Anchor(last["seq"], last["hash"], last["at"]) if last is not None else None
+
+
+def audit_head() -> tuple[int, str] | None:
+    """Number and hash of the newest entry."""
+    return AuditEntry.objects.order_by("-seq").values_list("seq", "hash").first()
+
+
+def anchor_record(head: tuple[int, str], at: datetime, before: str) -> dict[str, Any]:
+    """What is signed: the head, behind the line with the SHA-256 `before`."""
+    seq, digest = head
+    return {"anchor": 1, "seq": seq, "hash": digest, "at": instant(at), "before": before}

@@ -16,7 +16,7 @@ from typing import Any  # a record is any JSON object
 from django.conf import settings
 
 from console.exceptions import AuditUnavailable
-from console.signing import Signer, SigningError, new_key_pem, opened
+from console.signing import Signed, Signer, SigningError, opened
 
 
 def signer() -> Signer:
@@ -32,16 +32,26 @@ def key_make() -> None:
     path: Path = settings.AUDIT_KEY_FILE
     if not path.exists():
         beside = path.with_name(f".{path.name}.new")
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(new_key_pem())
-            file.flush()
-            os.fsync(file.fileno())
+        key_write(Signer.new(), beside)
         # Never over one that another process has just made: its signatures would be nobody's.
         with contextlib.suppress(FileExistsError):
             os.link(beside, path)
         beside.unlink()
-    path.with_suffix(".pub").write_text(signer().public_pem)
+    public_half_write()
+
+
+def key_write(key: Signer, path: Path) -> None:
+    """To a file of mode 0600, on the disk when it returns."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(key.private_pem())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def public_half_write() -> None:
+    """Beside the key."""
+    settings.AUDIT_KEY_FILE.with_suffix(".pub").write_text(signer().public_pem)
 
 
 @contextlib.contextmanager
@@ -70,7 +80,15 @@ class Anchors:
 
     def last(self) -> tuple[dict[str, Any] | None, str]:
         """The newest anchor and the SHA-256 of its line, 64 zeros for none. Raises
-        AuditUnavailable for one that the key did not sign; what a crash left unfinished is cut."""
+        AuditUnavailable for one behind which this console's key is not in force."""
+        signed, digest = self.newest()
+        if signed is not None and signed.next_key != signer().public_hex:
+            raise AuditUnavailable("the audit log's key was replaced; this is the former one")
+        return signed.record if signed is not None else None, digest
+
+    def newest(self) -> tuple[Signed | None, str]:
+        """The newest line and its SHA-256. Raises AuditUnavailable for one that this console's key
+        did not sign; what a crash left unfinished is cut."""
         size = os.fstat(self._fd).st_size
         start = max(0, size - _TAIL_BYTES)
         tail = os.pread(self._fd, size - start, start)
@@ -80,10 +98,10 @@ class Anchors:
         if not kept:
             return None, "0" * 64
         line = kept[kept.rfind(b"\n", 0, -1) + 1 :]
-        record = opened(line[:-1].decode(errors="replace"), signer().public_hex)
-        if record is None:
+        signed = opened(line[:-1])
+        if signed is None or signer().public_hex not in (signed.key, signed.next_key):
             raise AuditUnavailable(f"the last line of {self._name} is not signed by this console")
-        return record, hashlib.sha256(line).hexdigest()
+        return signed, hashlib.sha256(line).hexdigest()
 
     def append(self, record: dict[str, Any]) -> None:
         """Sign and keep, on the disk when it returns. Raises AuditUnavailable."""

@@ -101,9 +101,11 @@ def _written(path: Path, last: int, actor: Actor, now: datetime) -> tuple[str, s
         os.close(folder)
     except OSError as error:
         raise AuditUnavailable(f"{path} cannot be written: {error.strerror}") from error
-    public = settings.AUDIT_KEY_FILE.with_suffix(".pub")
+    beside = [settings.AUDIT_KEY_FILE.with_suffix(".pub")]
+    if settings.AUDIT_ANCHORS_FILE.exists():
+        beside.append(settings.AUDIT_ANCHORS_FILE)
     done = subprocess.run(  # noqa: S603 - our own program and files
-        [sys.executable, "-I", str(_VERIFY), str(path), str(public)],
+        [sys.executable, "-I", str(_VERIFY), str(path), *map(str, beside)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from console.chain import GENESIS, body_digest, entry_hash
-from console.signing import Signer, line_of, new_key_pem
+from console.signing import Signer, line_of
 
 VERIFY = Path(__file__).parents[2] / "bin" / "audit-verify"
 
@@ -71,7 +71,7 @@ def main() -> int:
     count = parser.parse_args().entries
     with tempfile.TemporaryDirectory() as folder:
         key_path, path = Path(folder) / "key.pem", Path(folder) / "export.jsonl"
-        key_path.write_text(new_key_pem())
+        key_path.write_text(Signer.new().private_pem())
         key = Signer.read(key_path)
         public = Path(folder) / "key.pub"
         public.write_text(key.public_pem)

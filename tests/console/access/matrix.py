@@ -155,6 +155,7 @@ COMMANDS = {
     "create_token": ("{self} ci", READ),
     "revoke_token": ("{other_token}", ADMIN),
     "register_engine": ("new ipc:///n/c.sock ipc:///n/e.sock", ADMIN),
+    "replace_audit_key": ("", ADMIN),
     "close_audit_segment": ("--before 2020-01-01 --to {folder}", ADMIN),
     "restrict_role": ("nobody", ADMIN),
 }

@@ -15,7 +15,7 @@ import pytest
 from console.chain import body_digest, entry_hash
 from console.selectors.audit import AuditFilter
 from console.services.audit_key import signer
-from console.signing import Signer, line_of, new_key_pem
+from console.signing import Signer, line_of
 from tests.console.audit.exports import VERIFY, Files, exported, fill
 
 pytestmark = pytest.mark.django_db
@@ -36,14 +36,14 @@ class Checker:
     """The verifier in this process: a hundred thousand files are too many for processes."""
 
     def __init__(self, files: Files) -> None:
-        self.key = verifier.read_key(files.key)
-        self.anchors, _ = verifier.read_anchors(files.anchors, self.key)
+        key = verifier.read_key(files.key)
+        self.anchors, self.keys = verifier.read_anchors(files.anchors, key)
 
     def fault(self, content: bytes):
         """The first bad sequence, or None where nothing is found."""
         try:
             export = verifier.Export(
-                io.BytesIO(content), self.key, {a["seq"] for a in self.anchors}
+                io.BytesIO(content), self.keys, {a["seq"] for a in self.anchors}
             )
             verifier.compare(export, self.anchors)
         except verifier.Bad as bad:
@@ -149,7 +149,7 @@ def rechained(lines: list[bytes], key: Signer | None) -> bytes:
 def test_a_chain_made_anew_is_found_by_its_signature_and_by_anchors(files, tmp_path):
     lines = files.export.read_bytes().splitlines()
     path = tmp_path / "other.pem"
-    path.write_text(new_key_pem())
+    path.write_text(Signer.new().private_pem())
     for key, word in ((None, "signature"), (Signer.read(path), "another key")):
         files.export.write_bytes(rechained(lines, key))
         done = files.verify(anchors=False)
@@ -186,7 +186,7 @@ def test_anchors_that_were_touched_are_found(files, tmp_path, how):
         lines[-1] = lines[-1][:-20]
     else:
         path = tmp_path / "other.pem"
-        path.write_text(new_key_pem())
+        path.write_text(Signer.new().private_pem())
         record = json.loads(lines[0])["record"]
         lines[0] = (Signer.read(path).sign(record) + "\n").encode()
     files.anchors.write_bytes(b"".join(lines))

@@ -1,0 +1,92 @@
+"""Replace the key that signs the audit log.
+
+The change is one anchor that both keys signed, so that who trusts either follows to the other. What
+the former key signs from then on holds no more.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+
+from django.conf import settings
+from django.db import transaction
+
+from console.access import Act
+from console.actors import Actor
+from console.choices import AuditStage
+from console.clock import db_now
+from console.exceptions import AuditUnavailable
+from console.services.audit import audit_append
+from console.services.audit_anchor import anchor_record, audit_head
+from console.services.audit_key import anchors_held, key_write, public_half_write, signer
+from console.signing import Signer, SigningError
+
+
+def audit_key_replace(*, actor: Actor, now: datetime | None = None) -> str:
+    """Make a new key and put it in place; returns its public half, hex. A change that was signed
+    when an earlier run died is finished instead.
+
+    Raises Forbidden, AuditUnavailable where the key, the log or the anchors cannot be used.
+    """
+    actor.rights.require(Act.CLOSE)
+    now = now or db_now()
+    beside: Path = settings.AUDIT_KEY_FILE.with_name(f".{settings.AUDIT_KEY_FILE.name}.next")
+    former = signer().public_hex
+    new = _agreed(beside)
+    if new is None:
+        new = _made(beside)
+        _note("audit.key_replacing", former, new, actor, now)
+        with anchors_held() as anchors:
+            _, before = anchors.last()
+            head = audit_head()
+            assert head is not None, "the note above"
+            anchors.append(new.succeeding(anchor_record(head, now, before)))
+    _put(beside)
+    _note("audit.key_replaced", former, new, actor, now)
+    return new.public_hex
+
+
+def _agreed(beside: Path) -> Signer | None:
+    """The key that the newest anchor names as the next one."""
+    if not beside.exists():
+        return None
+    try:
+        key = Signer.read(beside)
+    except SigningError:
+        return None  # died while writing it: nothing names it
+    with anchors_held() as anchors:
+        newest, _ = anchors.newest()
+    return key if newest is not None and newest.next_key == key.public_hex else None
+
+
+def _made(beside: Path) -> Signer:
+    key = Signer.new()
+    try:
+        key_write(key, beside)
+    except OSError as error:
+        raise AuditUnavailable(f"{beside.name} cannot be written: {error.strerror}") from error
+    return key
+
+
+def _put(beside: Path) -> None:
+    """In place of the former one, for good."""
+    path: Path = settings.AUDIT_KEY_FILE
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+    public_half_write()
+
+
+def _note(action: str, former: str, new: Signer, actor: Actor, now: datetime) -> None:
+    with transaction.atomic():
+        audit_append(
+            action=action,
+            stage=AuditStage.NOTE,
+            actor=actor,
+            now=now,
+            process="cli",
+            facts={"object": "audit key", "key": new.public_hex, "former_key": former},
+        )
