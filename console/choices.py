@@ -1,6 +1,6 @@
 """The closed sets of words of the console, and which job state may follow which.
 
-Knows nothing of rows or engines. Transitions are those of operations.md § 5, no more.
+Knows nothing of rows or engines. Transitions are those of operation-protocol.md § 5, no more.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RankState(TextChoices):
 
 
 class Mode(TextChoices):
-    """What an operation does to requests while it waits for idle; operations.md § 2."""
+    """What an operation does to requests while it waits for idle; operation-protocol.md § 2."""
 
     IF_IDLE = "if_idle", "if idle"
     WAIT = "wait", "wait"
@@ -203,7 +203,7 @@ TRANSITIONS = MappingProxyType(
     }
 )
 
-# Force takes the next harsher mode; operations.md § 2.
+# Force takes the next harsher mode; operation-protocol.md § 2.
 HARSHER = MappingProxyType(
     {
         Mode.IF_IDLE: Mode.DRAIN,

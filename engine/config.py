@@ -22,7 +22,7 @@ CANNOT_START = 78
 
 
 class OperationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The constants of operations.md § 2, in seconds."""
+    """The constants of operation-protocol.md § 2, in seconds."""
 
     heartbeat_s: float = 0.5
     margin_s: float = 0.5

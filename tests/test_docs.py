@@ -54,7 +54,7 @@ def test_every_engine_route_is_documented() -> None:
 def test_every_place_mode_and_outcome_is_explained() -> None:
     from engine.protocol import PLACES, Mode, Outcome, RankState
 
-    text = read("docs/operations.md") + read("docs/glossary.md")
+    text = read("docs/operation-protocol.md") + read("docs/glossary.md")
     words = [*PLACES, *Mode, *Outcome, *RankState]
     assert [str(word) for word in words if f"`{word}`" not in text] == []
 

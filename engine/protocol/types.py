@@ -40,7 +40,7 @@ ShortText = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Mode(StrEnum):
-    """What an operation does to requests while it waits for idle; operations.md § 2."""
+    """What an operation does to requests while it waits for idle; operation-protocol.md § 2."""
 
     IF_IDLE = "if_idle"
     WAIT = "wait"

@@ -27,8 +27,11 @@ def postgres_bin() -> Path | None:
 
 
 @contextlib.contextmanager
-def postgres(folder: Path) -> Iterator[str]:
-    """Start one from the programs in `folder`, with max_connections 30; yields its URL."""
+def postgres(
+    folder: Path, *, superuser: str = "quiesce", port: int = 0, max_connections: int = 30
+) -> Iterator[str]:
+    """Start one from the programs in `folder`; yields its superuser's URL on a unix socket. With a
+    port it listens on 127.0.0.1 too, where everybody needs a password."""
     root = Path(tempfile.mkdtemp(prefix="q-pg-"))
     root.chmod(0o755)
     data = root / "data"
@@ -41,7 +44,10 @@ def postgres(folder: Path) -> Iterator[str]:
         shutil.chown(data, entry.pw_uid, entry.pw_gid)
         user = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
     subprocess.run(
-        [folder / "initdb", "-D", data, "-U", "quiesce", "-A", "trust", "-N", "-E", "UTF8"],
+        [
+            *(folder / "initdb", "-D", data, "-U", superuser, "-N", "-E", "UTF8"),
+            *("--auth-local=trust", "--auth-host=scram-sha-256"),
+        ],
         check=True,
         stdout=subprocess.DEVNULL,
         cwd=root,
@@ -49,8 +55,9 @@ def postgres(folder: Path) -> Iterator[str]:
     )
     server = subprocess.Popen(
         [
-            *(folder / "postgres", "-D", data, "-k", root, "-c", "listen_addresses="),
-            *("-c", "max_connections=30", "-c", "superuser_reserved_connections=3"),
+            *(folder / "postgres", "-D", data, "-k", root),
+            *("-c", f"listen_addresses={'127.0.0.1' if port else ''}", "-p", str(port or 5432)),
+            *("-c", f"max_connections={max_connections}", "-c", "superuser_reserved_connections=3"),
             *("-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"),
         ],
         stdout=subprocess.DEVNULL,
@@ -59,16 +66,18 @@ def postgres(folder: Path) -> Iterator[str]:
         **user,
     )
 
+    url = f"postgresql://{superuser}@/postgres?host={root}&port={port or 5432}"
+
     def answers() -> bool:
         try:
-            psycopg.connect(f"host={root} user=quiesce dbname=postgres").close()
+            psycopg.connect(url).close()
         except psycopg.OperationalError:
             return False
         return True
 
     try:
         wait_until(answers)
-        yield f"postgresql://quiesce@/postgres?host={root}"
+        yield url
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(PATIENCE_S)

@@ -53,8 +53,9 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """[--secret-only] [--engine-control ADDRESS --engine-events ADDRESS]."""
+        """[--secret-only] [--no-engine | --engine-control ADDRESS --engine-events ADDRESS]."""
         parser.add_argument("--secret-only", action="store_true")
+        parser.add_argument("--no-engine", action="store_true", help="register none")
         parser.add_argument("--engine-name", default="local")
         parser.add_argument("--engine-control", default="")
         parser.add_argument("--engine-events", default="")
@@ -75,6 +76,8 @@ class Command(BaseCommand):
         try:
             user = self._admin(folder)
             self._token(folder, user)
+            if options["no_engine"]:
+                return
             run = folder / "run"
             engine_register(
                 name=str(options["engine_name"]),
