@@ -18,6 +18,7 @@ from console.models import Job
 from console.notify import JOBS, PENDING, fleet_page_of
 from console.selectors.audit import audit_head
 from console.selectors.engines import engine_get, engine_page
+from console.selectors.health import parts_read
 from console.selectors.jobs import job_get, job_list, jobs_pending
 from console.selectors.payloads import engine_payload, is_final, job_payload
 
@@ -31,7 +32,7 @@ class TopicState:
     """One reading. `is_final`: nothing will change any more, so it need not be read again."""
 
     version: int
-    digest: bytes  # of `data`: fragments also tell the time, which is not news
+    digest: bytes  # of what is told; fragments also tell the time, which is not news
     data: dict[str, Any]
     fragments: list[tuple[str, str]]
     seq: int  # of the audit log, before it was read: GET /events goes on from there
@@ -83,7 +84,9 @@ def topic_read(topic: str, rights: Rights, known: bytes = b"") -> TopicState | N
                 }
     except (NotFound, Forbidden):
         return None
-    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).digest()
+    # Pages also say which part of the console is down: that is news, though no topic's data.
+    told = json.dumps([data, parts_read()], sort_keys=True)
+    digest = hashlib.sha256(told.encode()).digest()
     return TopicState(
         version=version,
         digest=digest,

@@ -16,6 +16,7 @@ from console.pages.engines import engine_page_cells
 from console.pages.fleet import fleet_cells
 from console.pages.job_cells import job_list_cells
 from console.pages.jobs import job_page_cells
+from console.pages.parts_banner import parts_banner
 from console.pages.pending_list import pending_cells
 from console.pages.shell import nav_count
 from console.pages.weights import engine_weights_cells
@@ -30,6 +31,7 @@ Fragments = list[tuple[str, str]]
 def _sent(cells: Cells, rights: Rights) -> Fragments:
     return [(key, str(html)) for key, html in cells.items()] + [
         ("nav-n", str(nav_count(jobs_open_count(rights=rights)))),
+        ("parts", str(parts_banner())),
         ("mixed", str(mixed_banner(rights))),
     ]
 

@@ -21,6 +21,7 @@ from django.utils.safestring import SafeString
 from console.clock import db_now
 from console.exceptions import ConsoleError, Unavailable
 from console.models import User
+from console.pages.parts_banner import parts_banner
 from console.pages.weights_cells import mixed_banner
 from console.requests import rights_in
 from console.selectors.jobs import jobs_open_count
@@ -72,6 +73,7 @@ def page_context(request: HttpRequest, *, nav: str, title: str) -> dict[str, Any
         "rights": rights,
         "role_names": ", ".join(dict.fromkeys(str(one.role) for one in rights.grants)),
         "topics": "",
+        "parts": parts_banner(),
         "mixed": mixed_banner(rights),
     }
 

@@ -28,21 +28,26 @@ class Health:
         return all(self.parts.values())
 
 
+def parts_read() -> dict[str, bool]:
+    """Redis and who says there that they live, each up or not; a second at most."""
+    try:
+        ages = beats_get()
+    except redis.RedisError:
+        return dict.fromkeys(("redis", *PARTS), False)
+    lives = {part: age is not None and age < BEAT_MAX_AGE_S for part, age in ages.items()}
+    return {"redis": True, **lives}
+
+
 def health_read() -> Health:
     """Ask each part, bounded: a second for Redis, the database's own timeout for it."""
-    parts = dict.fromkeys(("database", "redis", *PARTS), False)
-    engines: dict[str, bool] = {}
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
-        parts["database"] = True
     except DatabaseError:
-        return Health(parts=parts, engines=engines)
-    try:
-        ages = beats_get()
-        parts["redis"] = True
-        parts |= {part: age is not None and age < BEAT_MAX_AGE_S for part, age in ages.items()}
+        return Health(parts=dict.fromkeys(("database", "redis", *PARTS), False), engines={})
+    parts = {"database": True, **parts_read()}
+    if parts["redis"]:
         engines = {view.name: view.online for view in engine_list(rights=EVERYTHING)}
-    except redis.RedisError:
+    else:
         engines = dict.fromkeys(Engine.objects.values_list("name", flat=True), False)
     return Health(parts=parts, engines=engines)

@@ -1,8 +1,9 @@
 """One exclusive operation over all ranks, as a pure state machine: inputs and time in, actions out.
 
 Knows no socket and no clock. The journal is the one thing it calls itself, because the order of
-durable writes is part of the protocol. `docs/operation-protocol.md` has its table; tests/engine/simulation
-drives this very class. Call `step` after every input and at least every `resend_s`.
+durable writes is part of the protocol. `docs/operation-protocol.md` has its table, and
+tests/engine/simulation drives this very class. Call `step` after every input and at least every
+`resend_s`.
 """
 
 from __future__ import annotations

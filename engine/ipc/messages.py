@@ -1,7 +1,8 @@
 """Messages between the frontend, the rank processes and `launch`. Typed, numbered, never pickled.
 
 `epoch` counts frontend starts, `inc` counts rank starts, `op` counts operations, `att` the attempts
-of one operation, `n` the messages of one rank: docs/operation-protocol.md § 6 says what each guards.
+of one operation, `n` the messages of one rank; docs/operation-protocol.md § 6 says what each
+guards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A rank's side of an operation, as a pure state machine: messages and the time in, answers out.
 
-Knows no socket, clock or tensor; a Host does what the machine decides. `docs/operation-protocol.md` has
-its table, and tests/engine/simulation drives this very class. One thread calls it.
+Knows no socket, clock or tensor; a Host does what the machine decides.
+`docs/operation-protocol.md` has its table, and tests/engine/simulation drives this very class. One
+thread calls it.
 """
 
 from __future__ import annotations

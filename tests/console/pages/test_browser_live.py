@@ -152,6 +152,16 @@ def test_a_console_that_hangs_is_offline_and_heals(tab, stack, engine):
     assert page.locator("#blind").is_hidden()
 
 
+def test_a_part_that_is_down_is_named_while_it_is(tab, stack, engine):
+    tab.goto(f"/engines/{engine.name}")
+    until(lambda: tab.text("#eng-st") == "idle", tab.page)
+    assert tab.text("#parts") == ""
+    stack.kill("reconcile")
+    until(lambda: "reconciler does not run" in tab.text("#parts"), tab.page)
+    stack.start("reconcile")
+    until(lambda: tab.text("#parts") == "", tab.page)
+
+
 def test_a_console_that_is_started_anew_is_found_again(tab, stack, engine):
     tab.goto(f"/engines/{engine.name}")
     stack.kill("web")
