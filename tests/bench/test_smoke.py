@@ -37,6 +37,13 @@ def test_the_console_bench_prints_both_percentiles() -> None:
     assert "p99" in out
 
 
+def test_a_hundred_broken_streams_miss_none_of_a_hundred_thousand_events() -> None:
+    out = run("live.py", "--sockets", "20", "--seconds", "3", "--events", "100000")
+    assert "100000 events written while they are read, 100 connections cut: " in out
+    assert "cut: 0 missed, 0 twice, in order" in out
+    assert "beside one that reads nothing" in out
+
+
 def test_the_weights_bench_prints_every_row_and_both_comparisons() -> None:
     out = run("weights.py", "--reps", "1")
     for row in ("pause", "longest wait", "staging", "request to answer", "from tensors"):
