@@ -39,6 +39,12 @@ def focused(tab: Seat) -> str:
     return found
 
 
+def seconds(text: str) -> int:
+    """Of minutes:seconds. A busy machine's engine hears of a deadline a little later."""
+    minutes, _, rest = text.partition(":")
+    return 60 * int(minutes) + int(rest)
+
+
 def test_a_flush_from_the_form_to_its_end_without_a_reload(tab, engine):
     engine.busy(3)
     tab.goto(f"/flush?engine={engine.name}")
@@ -60,7 +66,8 @@ def test_a_flush_from_the_form_to_its_end_without_a_reload(tab, engine):
     page.evaluate("window.stayed = true")
     page.focus("[name=by_s]")
     page.keyboard.press("Enter")
-    until(lambda: tab.text("#left-of") == "6:00", page)
+    until(lambda: seconds(tab.text("#left-of")) > 330, page)  # a minute more than the 300
+    assert seconds(tab.text("#left-of")) <= 360
     assert focused(tab) == "by_s"
     engine.idle()
     until(lambda: tab.text("#job-st") == "succeeded", page)
