@@ -246,6 +246,8 @@ def test_a_console_without_news_or_engines_is_clean(chromium):
             one = seat(chromium, quiet.url, size).log_in(quiet.password)
             for path in ("/engines/local", "/flush", "/jobs", "/"):
                 assert one.goto(path).faults() == [], path
+            assert "No worker runs" in one.text("#parts")
+            shot(one, "fleet with parts down")
         quiet.sql("DELETE FROM console_engine")
         for size in SIZES:
             one = seat(chromium, quiet.url, size).log_in(quiet.password).goto("/")
