@@ -50,7 +50,8 @@ def test_a_redis_that_hangs_costs_its_callers_nothing_and_what_is_lost_is_counte
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert (sender._pending, sender._lost) == (WAITING, MANY - WAITING)
+        assert sender._pending <= WAITING
+        assert sender._pending + sender._lost == MANY
         hung.close()
         wait_until(lambda: sender._lost == MANY)
         settings.CHANNEL_LAYERS = layer(valkey)
