@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.protocol import Hello
 from tests.fakes import plain_http
 from tests.fakes.engine import FakeEngine
 from tests.fakes.stack import ROOT
@@ -223,7 +224,10 @@ def test_z07_each_forked_process_has_a_context_of_its_own_and_no_reply_crosses(s
             text=True,
             timeout=PATIENCE_S,
         )
+        hellos = engine.commands(Hello)
     assert done.stdout.strip() == "done", done.stderr[-2000:]
+    # Z03: one that comes back after a death, or beside another, is never taken for it.
+    assert len({got.identity for got in hellos}) == len(hellos) > 190
 
 
 IMPORTS = """
