@@ -1,11 +1,13 @@
 """Workers that are gone for good: what was cancelled is not run, the rest ends with the truth.
 
-One outage for all tests here: three workers hold a job each, die, and others take their place.
+One outage for all tests here: three workers hold a job each and die, with them whoever looks after
+lapsed jobs and the web process; others take their place.
 """
 
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -53,10 +55,11 @@ def outage(stack):
     with contextlib.ExitStack() as made:
         names = ("sent", "cancelling", "claimed", "queued", "other")
         at = {name: made.enter_context(FakeEngine(stack.run_dir)) for name in names}
-        for engine in at.values():
-            stack.register(engine)
+        with ThreadPoolExecutor(len(at)) as pool:
+            list(pool.map(stack.register, at.values()))
         jobs = held_by_workers(stack, at)
-        stack.kill("worker")
+        for part in ("worker", "reconcile"):
+            stack.kill(part)
         jobs["queued"] = stack.submit(at["queued"], timeout_s=300)
         stack.redis().delete(QUEUE)  # and its message is lost
         unwanted = [
@@ -75,7 +78,7 @@ def outage(stack):
         wait_until(lambda: at["sent"].journal.finished)
         owner_is_gone(stack)
         at["claimed"].drop_everything = at["cancelling"].drop_everything = False
-        for part in ("worker", "web"):
+        for part in ("worker", "reconcile", "web"):
             stack.start(part)
         wait_until(stack.is_well)
         yield SimpleNamespace(
