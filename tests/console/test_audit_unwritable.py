@@ -26,7 +26,7 @@ def test_a_job_is_not_sent_while_its_entry_cannot_be_written(stack, stack_engine
     job_id = stack.submit(stack_engine, kind="update_weight_version", new_version="v7")
     wait_until(lambda: WHY in stack.log("worker"))
     assert stack_engine.submits() == []
-    assert stack.job(job_id)["state"] == "claimed"
+    assert stack.job(job_id)["state"] in ("claimed", "accepted")  # when its lease has run out
     stack.sql("DROP TRIGGER unwritable")
     # Nobody waits a lease out in a test.
     stack.sql(
