@@ -74,15 +74,18 @@ class _Sender:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._counts = threading.Lock()  # callers are many threads, the loop is another
         self._pending = 0
-        self._is_down = False
+        self._lost = 0  # since hints were last sent
         threading.Thread(target=self._loop.run_forever, name="hints", daemon=True).start()
 
     def send(self, group: str, message: dict[str, Any]) -> None:
-        if self._pending >= MAX_PENDING:  # Redis hangs: consumers also re-read by themselves
-            log.warning("hint dropped", group=group)
+        with self._counts:
+            is_full = self._pending >= MAX_PENDING
+            self._pending += not is_full
+        if is_full:  # Redis hangs: consumers also re-read by themselves
+            self._lose(group, f"{MAX_PENDING} wait to be sent")
             return
-        self._pending += 1
         asyncio.run_coroutine_threadsafe(self._send(group, message), self._loop)
 
     async def _send_twice(self, group: str, message: dict[str, Any]) -> None:
@@ -97,15 +100,26 @@ class _Sender:
             async with asyncio.timeout(5):
                 await self._send_twice(group, message)
         except Exception as error:  # noqa: BLE001  # whatever Redis does, a hint may be lost
-            if not self._is_down:
-                log.warning("hints are lost", group=group, error=repr(error))
-            self._is_down = True
+            self._lose(group, repr(error))
         else:
-            if self._is_down:
-                log.info("hints are sent again")
-            self._is_down = False
+            self._sent()
         finally:
-            self._pending -= 1
+            with self._counts:
+                self._pending -= 1
+
+    def _lose(self, group: str, why: str) -> None:
+        """Count it; said once, and again with the number when hints are sent again."""
+        with self._counts:
+            self._lost += 1
+            is_first = self._lost == 1
+        if is_first:
+            log.warning("hints are lost", group=group, error=why)
+
+    def _sent(self) -> None:
+        with self._counts:
+            lost, self._lost = self._lost, 0
+        if lost:
+            log.info("hints are sent again", lost=lost)
 
     def settle(self, timeout_s: float) -> None:
         ends = time.monotonic() + timeout_s

@@ -119,11 +119,52 @@ def test_a_stopwatch_is_found_on_either_side() -> None:
     assert [upper_bounds(f"assert {text}") for text in others] == [[]] * 3
 
 
+def calls_at_import(tree: ast.Module) -> list[ast.Call]:
+    """Calls that are made when a module is imported: all but those inside of functions."""
+    found, todo = [], list[ast.AST](tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        found += [node] if isinstance(node, ast.Call) else []
+        todo += ast.iter_child_nodes(node)
+    return found
+
+
+def sockets_at_import(tree: ast.Module) -> list[str]:
+    texts = [ast.unparse(call.func) for call in calls_at_import(tree)]
+    return [one for one in texts if one.split(".")[-1] in ("Context", "socket", "EngineClient")]
+
+
 def test_no_socket_is_made_at_import_time() -> None:
     """A context made before a fork hangs its child (handed case Z07)."""
     for path in SOURCES:
-        for node in tree_of(path).body:
-            for call in ast.walk(node) if isinstance(node, ast.Assign | ast.Expr) else ():
-                if isinstance(call, ast.Call):
-                    text = ast.unparse(call.func)
-                    assert "zmq.Context" not in text, f"{path} makes a context at import"
+        assert not sockets_at_import(tree_of(path)), f"{path} makes a context or socket at import"
+
+
+def test_a_socket_at_import_is_found_however_it_is_written() -> None:
+    for line in (
+        "c = zmq.Context()",
+        "c: zmq.Context = zmq.asyncio.Context()",
+        "if True:\n    s = Context.instance().socket(zmq.REQ)",
+        "class A:\n    client = EngineClient(None, '')",
+    ):
+        assert sockets_at_import(ast.parse(line)), line
+    assert not sockets_at_import(ast.parse("def f():\n    return zmq.Context()"))
+
+
+SENDS = ("send_task", "apply_async", "signature")
+
+
+def delays(tree: ast.Module) -> set[str | None]:
+    """Keywords by which a message is sent for later; None is `**`, which may hide one."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    sends = [one for one in calls if ast.unparse(one.func).split(".")[-1] in SENDS]
+    return {word.arg for one in sends for word in one.keywords} & {"eta", "countdown", None}
+
+
+def test_no_message_waits_in_the_broker_for_its_time() -> None:
+    """One that did would be delivered again, and again, while it waits (handed case J01)."""
+    for path in SOURCES:
+        assert not delays(tree_of(path)), f"{path}: the database has `not_before` for that"
+    assert delays(ast.parse("app.send_task('x', countdown=3)"))

@@ -182,7 +182,7 @@ def job_finish(
             if state is JobState.SUCCEEDED
             else {"code": str(state), "message": result.message},
         },
-        facts={"result": result.message, "note": note},
+        facts={"said": result.message, "note": note},
     )
 
 

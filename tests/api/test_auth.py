@@ -16,6 +16,8 @@ from api.main import api as ninja_api
 from console.actors import Actor
 from console.clock import db_now
 from console.services.tokens import token_create, token_revoke
+from console.services.users import user_create, user_set_active
+from tests.console.conftest import PASSWORD
 
 pytestmark = pytest.mark.django_db
 
@@ -35,6 +37,7 @@ def operations():
 
 
 ALL = list(operations())
+CHANGING = [one for one in ALL if one[0] != "GET"]
 
 
 def test_s07_every_operation_has_our_two_kinds_of_auth_and_none_is_async():
@@ -61,6 +64,9 @@ def hopeless(user):
     )
     revoked = token_create(username=user.username, name="gone", actor=actor)
     token_revoke(prefix=revoked.token.prefix, actor=actor)
+    leaver = user_create(username="leaver", password=PASSWORD, roles=["operator"], actor=actor)
+    inactive = token_create(username="leaver", name="left", actor=actor)
+    user_set_active(username=leaver.username, is_active=False, actor=actor)
     return {
         "nothing": {},
         "wrong": {"authorization": "Bearer qsc_00000000_" + "0" * 32},
@@ -69,6 +75,7 @@ def hopeless(user):
         "empty": {"authorization": "Bearer "},
         "expired": {"authorization": f"Bearer {expired.text}"},
         "revoked": {"authorization": f"Bearer {revoked.text}"},
+        "inactive": {"authorization": f"Bearer {inactive.text}"},
     }
 
 
@@ -95,15 +102,16 @@ def test_s07_an_inactive_person_is_out_by_token_and_by_session(user, token, brow
     assert browser.get("/api/v1/jobs").status_code == 401
 
 
-def test_s07_an_auth_that_raises_lets_nobody_in(monkeypatch, api):
+@pytest.mark.parametrize("fault", [DatabaseError("down"), ZeroDivisionError()], ids=repr)
+def test_s07_an_auth_that_raises_lets_nobody_in(monkeypatch, api, fault):
     def broken(self, request, token):
-        raise DatabaseError("down")
+        raise fault
 
     monkeypatch.setattr(TokenAuth, "authenticate", broken)
-    answer = api.get("/api/v1/jobs")
-    assert answer.status_code == 503
-    monkeypatch.setattr(TokenAuth, "authenticate", lambda *_: 1 / 0)
-    assert api.get("/api/v1/jobs").status_code == 500
+    status = 503 if isinstance(fault, DatabaseError) else 500
+    for method, path, _ in ALL:
+        answer = api.generic(method, path, "{}", "application/json")
+        assert answer.status_code == status, (method, path)
 
 
 def test_s08_a_cookie_needs_its_csrf_token(post, browser):
@@ -116,6 +124,21 @@ def test_s08_a_cookie_needs_its_csrf_token(post, browser):
     answer = post(client=browser, headers={"X-CSRFToken": browser.csrf})
     assert answer.status_code == 202
     assert answer.json()["via"] == "api"
+
+
+def test_s08_no_operation_takes_a_cookie_without_its_proof(browser):
+    """Nor one with a proof that is another session's."""
+    other = Client()
+    other.get("/login")
+    foreign = {"X-CSRFToken": other.cookies["quiesce_csrf"].value}
+    bearer = {"authorization": "Bearer qsc_00000000_" + "0" * 32, "X-CSRFToken": browser.csrf}
+    for method, path, _ in CHANGING:
+        for headers in ({}, foreign):
+            answer = browser.generic(method, path, "{}", "application/json", headers=headers)
+            found = (answer.status_code, answer.json()["code"])
+            assert found == (403, "csrf_failed"), (method, path)
+        stray = browser.generic(method, path, "{}", "application/json", headers=bearer)
+        assert stray.status_code == 401, "a token that is there alone decides"
 
 
 def test_s08_a_token_needs_none_with_or_without_a_stray_cookie(post, token, browser):

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.protocol import Hello
 from tests.fakes import plain_http
 from tests.fakes.engine import FakeEngine
 from tests.fakes.stack import ROOT
@@ -22,7 +23,7 @@ from tests.fakes.waiting import PATIENCE_S, wait_until
 pytestmark = pytest.mark.process
 
 
-def test_j07_twenty_posts_with_one_key_are_one_job_and_one_call(stack, stack_engine):
+def test_j07_twenty_posts_with_one_key_are_one_job_and_one_call(stack, stack_engine):  # J07
     stack_engine.busy(1)
     body = {"engine": stack_engine.name, "kind": "flush_cache", "params": {"timeout_s": 20}}
 
@@ -99,7 +100,7 @@ class Load:
             thread.join()
 
 
-def test_j11_contended_writes_wait_and_lose_nothing(stack):
+def test_j11_contended_writes_wait_and_lose_nothing(stack):  # J11
     """Workers carry jobs meanwhile; all on one SQLite file."""
     load = Load(stack, 5)
     open_states = {"accepted", "claimed", "dispatched", "reconciling"}
@@ -137,6 +138,7 @@ def test_j11_contended_writes_wait_and_lose_nothing(stack):
 
 
 def test_z06_a_stopped_relay_costs_the_engine_nothing_and_is_right_again(stack, stack_engine):
+    """Z06: no old news is shown as fresh, and the newest is once it reads again."""
     stack_engine.heartbeat_s = 0.0  # as many events as the fake can send
     os.killpg(stack.parts["relay"].pid, signal.SIGSTOP)
     try:
@@ -202,7 +204,7 @@ print("done")
 """
 
 
-def test_z07_each_forked_process_has_a_context_of_its_own_and_no_reply_crosses(short_dir):
+def test_z07_each_forked_process_has_a_context_of_its_own_and_no_reply_crosses(short_dir):  # Z07
     with FakeEngine(short_dir) as engine:
         done = subprocess.run(
             [
@@ -223,7 +225,10 @@ def test_z07_each_forked_process_has_a_context_of_its_own_and_no_reply_crosses(s
             text=True,
             timeout=PATIENCE_S,
         )
+        hellos = engine.commands(Hello)
     assert done.stdout.strip() == "done", done.stderr[-2000:]
+    # Z03: one that comes back after a death, or beside another, is never taken for it.
+    assert len({got.identity for got in hellos}) == len(hellos) > 190
 
 
 IMPORTS = """
@@ -243,7 +248,7 @@ print("none made")
 """
 
 
-def test_z07_no_module_makes_a_context_or_socket_when_imported():
+def test_z07_no_module_makes_a_context_or_socket_when_imported():  # Z07
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", IMPORTS],
         cwd=ROOT,

@@ -69,7 +69,7 @@ def test_a_unix_socket_of_redis_is_spelt_for_celery():
     assert celery_broker_url("redis://h:1/0") == "redis://h:1/0"
 
 
-def test_j01_a_worker_refuses_a_visibility_timeout_that_a_task_could_outlive():
+def test_j01_a_worker_refuses_a_visibility_timeout_that_a_task_could_outlive():  # J01
     from django.core.exceptions import ImproperlyConfigured
 
     from console.project.worker import settings_check

@@ -219,7 +219,7 @@ def test_a_lapsed_lease_or_a_passed_deadline_stops_the_sending(ask):
     assert job_expire(job_id=job.pk, process="worker", now=late).state == JobState.EXPIRED
 
 
-def test_an_end_is_final(ask, ana):
+def test_an_end_is_final(ask, ana):  # J05
     job = ask()
     sent = dispatched(job)
     end = {
@@ -280,7 +280,7 @@ def test_a_key_belongs_to_its_person(ask, ana, user):
 
 def test_j03_a_doorbell_rings_after_the_commit_and_never_without_one(
     ask, monkeypatch, django_capture_on_commit_callbacks
-):
+):  # J03
     rung = []
     monkeypatch.setattr(dispatch, "job_ring", rung.append)
     with django_capture_on_commit_callbacks(execute=True):
@@ -329,7 +329,7 @@ def test_extend_and_force_change_an_unsent_job_in_place(ask, ana):
         job_extend(job_id=job.pk, by_s=float("nan"), actor=ana)
 
 
-def test_the_audit_names_the_person_also_where_a_worker_writes(ask):
+def test_the_audit_names_the_person_also_where_a_worker_writes(ask):  # D03
     job = ask()
     sent = dispatched(job)
     job_finish(
@@ -430,7 +430,7 @@ def _step(step, job, outcome, ana):
             job_release(**ids, why="test", process="reconciler", lapsed_at=db_now())
 
 
-def test_the_connection_is_the_one_that_ships():
+def test_the_connection_is_the_one_that_ships():  # J11
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode")
         assert cursor.fetchone() == ("wal",)

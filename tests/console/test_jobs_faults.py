@@ -28,7 +28,7 @@ def kill_worker(stack):
 
 def test_f13_a_worker_killed_while_waiting_leaves_a_job_that_ends_with_the_truth(
     stack, stack_engine, restarted_worker
-):
+):  # J09
     """And the engine is not locked: a second flush is told who holds it, and follows it."""
     stack_engine.busy(1)
     first = stack.submit(stack_engine, timeout_s=300)
@@ -50,7 +50,7 @@ def test_f13_a_worker_killed_while_waiting_leaves_a_job_that_ends_with_the_truth
 
 def test_an_engine_killed_and_restarted_shows_offline_unknown_and_then_the_truth(
     stack, stack_engine
-):
+):  # J10
     stack_engine.busy(1)
     job_id = stack.submit(stack_engine, timeout_s=300)
     stack.until(job_id, phase="waiting for idle")
@@ -71,7 +71,7 @@ def test_an_engine_killed_and_restarted_shows_offline_unknown_and_then_the_truth
     assert stack.ended(stack.submit(stack_engine, timeout_s=300))["state"] == "succeeded"
 
 
-def test_a_lost_answer_is_asked_for_and_the_effect_is_not_repeated(stack, stack_engine):
+def test_a_lost_answer_is_asked_for_and_the_effect_is_not_repeated(stack, stack_engine):  # J10
     stack_engine.drop_answers = True
     job = stack.ended(stack.submit(stack_engine, timeout_s=10))
     assert job["state"] == "succeeded"
@@ -90,7 +90,7 @@ def test_an_engine_that_never_got_the_command_seals_it(stack, stack_engine):
 
 def test_another_engine_at_the_address_interrupts_the_job_with_what_was_observed(
     stack, stack_engine
-):
+):  # J10
     stack_engine.busy(1)
     job_id = stack.submit(stack_engine, timeout_s=300)
     stack.until(job_id, phase="waiting for idle")
@@ -105,7 +105,7 @@ def test_another_engine_at_the_address_interrupts_the_job_with_what_was_observed
 
 def test_z01_an_engine_that_is_not_there_is_waited_for_and_the_next_job_needs_no_restart(
     stack, stack_engine
-):
+):  # Z01
     stack_engine.stop()
     asked_at = time.monotonic()
     job = stack.ended(stack.submit(stack_engine, timeout_s=2))
@@ -120,6 +120,7 @@ def test_z01_an_engine_that_is_not_there_is_waited_for_and_the_next_job_needs_no
 
 
 def test_z01_an_engine_killed_after_it_got_the_request_does_not_spoil_the_next(stack, stack_engine):
+    """Z01: no socket is left waiting for the reply that was lost."""
     stack_engine.busy(1)
     first = stack.submit(stack_engine, timeout_s=300)
     stack.until(first, phase="waiting for idle")

@@ -158,7 +158,7 @@ def test_f08_a_refused_flush_is_not_repeated_and_its_reason_is_kept_verbatim(sta
     assert job["reply"]["message"] == job["error"]["message"]
 
 
-def test_j01_duplicate_deliveries_and_two_workers_send_one_command(stack, stack_engine):
+def test_j01_duplicate_deliveries_and_two_workers_send_one_command(stack, stack_engine):  # J01
     stack.start("worker2")
     try:
         stack_engine.busy(1)
@@ -181,14 +181,14 @@ def test_j01_duplicate_deliveries_and_two_workers_send_one_command(stack, stack_
     assert stack.audit(job_id).count("job.succeeded") == 1
 
 
-def test_j03_many_jobs_run_once_each_in_order(stack, stack_engine):
+def test_j03_many_jobs_run_once_each_in_order(stack, stack_engine):  # J03
     ids = [stack.submit(stack_engine, timeout_s=300, on_conflict="queue") for _ in range(25)]
     wait_until(lambda: stack.job(ids[-1])["state"] == "succeeded", every_s=0.1)
     assert stack_engine.journal.effects == ids
     assert [submit.op_id for submit in stack_engine.submits()] == ids
 
 
-def test_cancel_before_and_during_the_wait(stack, stack_engine):
+def test_cancel_before_and_during_the_wait(stack, stack_engine):  # J05
     stack_engine.busy(1)
     first = stack.submit(stack_engine, timeout_s=300)
     blocked = stack.submit(stack_engine, timeout_s=300, on_conflict="queue")
@@ -219,6 +219,7 @@ def test_extend_moves_the_deadline_and_force_takes_the_harsher_mode(stack, stack
 
 
 def test_a_cancel_after_the_decision_is_refused_and_the_job_ends_by_the_engine(stack, stack_engine):
+    """J05: what was decided ends by what the engine says, not by the wish."""
     stack_engine.commit_s = math.inf
     job_id = stack.submit(stack_engine, timeout_s=300)
     stack.until(job_id, phase="committing")

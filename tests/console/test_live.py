@@ -82,7 +82,7 @@ def closed_with(socket):
         ("missing", ""),
     ],
 )
-def test_s05_a_foreign_origin_is_refused_at_the_handshake(stack, cookie, name, origin):
+def test_s05_a_foreign_origin_is_refused_at_the_handshake(stack, cookie, name, origin):  # S05
     with pytest.raises(InvalidStatus) as refused:
         connect(
             stack.url.replace("http", "ws") + "/ws/live/",
@@ -93,7 +93,7 @@ def test_s05_a_foreign_origin_is_refused_at_the_handshake(stack, cookie, name, o
     assert refused.value.response.status_code == 403
 
 
-def test_s05_our_own_origin_in_upper_case_is_accepted(stack, cookie):
+def test_s05_our_own_origin_in_upper_case_is_accepted(stack, cookie):  # S05
     upper = f"HTTP://LOCALHOST:{stack.port}"
     with Browser(stack, cookie, origin=upper, host="localhost") as browser:
         browser.say(type="ping")
@@ -247,7 +247,7 @@ def test_the_engine_topic_follows_idle_and_busy_and_the_pending_operation(
 
 def test_l01_a_slow_reader_and_churn_end_with_the_true_state_of_a_flood(
     stack, stack_engine, cookie
-):
+):  # L01
     """500 changes; one reader reads only afterwards, others come and go."""
     stack_engine.busy(1)
     job_id = stack.submit(stack_engine, timeout_s=300)
@@ -300,7 +300,7 @@ def _hint(topic):
     return group, msgpack.packb({"type": "live.hint", "topic": topic})
 
 
-def test_l04_a_subscription_at_any_moment_of_a_job_ends_with_its_truth(stack, cookie):
+def test_l04_a_subscription_at_any_moment_of_a_job_ends_with_its_truth(stack, cookie):  # L04
     with FakeEngine(stack.run_dir) as engine, Browser(stack, cookie) as browser:
         stack.register(engine)
         for number in range(40):
@@ -318,7 +318,7 @@ def test_l04_a_subscription_at_any_moment_of_a_job_ends_with_its_truth(stack, co
             assert late.until_ended()[0]["data"]["state"] == "succeeded"
 
 
-def test_l04_a_socket_that_was_away_shows_the_end_at_once(stack, stack_engine, cookie):
+def test_l04_a_socket_that_was_away_shows_the_end_at_once(stack, stack_engine, cookie):  # L04
     stack_engine.busy(1)
     job_id = stack.submit(stack_engine, timeout_s=300)
     with Browser(stack, cookie) as browser:
@@ -331,7 +331,7 @@ def test_l04_a_socket_that_was_away_shows_the_end_at_once(stack, stack_engine, c
         assert browser.next()["data"]["state"] == "succeeded"
 
 
-def test_hints_lost_with_redis_are_made_up_for(stack, stack_engine, cookie):
+def test_hints_lost_with_redis_are_made_up_for(stack, stack_engine, cookie):  # L01
     stack_engine.busy(1)
     job_id = stack.submit(stack_engine, timeout_s=300)
     stack.until(job_id, phase="waiting for idle")

@@ -81,7 +81,7 @@ def test_a_follower_sees_busy_and_offline_and_back(fake_engine, follow):
     assert revs == sorted(set(revs))
 
 
-def test_a_gap_is_filled_by_replay(fake_engine, follow):
+def test_a_gap_is_filled_by_replay(fake_engine, follow):  # Z06
     follower, published = follow
     wait_until(lambda: published and last(published).online)
     with fake_engine._lock:
@@ -104,7 +104,7 @@ def test_updates_are_put_together(fake_engine, follow):
     assert num_published <= 2 + (time.monotonic() - started) / PUBLISH_EVERY_S
 
 
-def test_z06_a_stopped_reader_costs_the_engine_nothing_and_catches_up(short_dir):
+def test_z06_a_stopped_reader_costs_the_engine_nothing_and_catches_up(short_dir):  # Z06
     """A subscriber that does not read; another that does; the publisher's pace and memory."""
     from engine.client import EVENTS_HWM, EventStream
     from engine.protocol import encode_event

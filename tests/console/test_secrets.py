@@ -151,6 +151,7 @@ def leaks(text: str) -> list[str]:
 
 @pytest.mark.process
 def test_no_secret_is_anywhere_but_in_what_the_engine_was_told(watched):
+    """S03: nor in the export, the stream of events, the broker, its messages, or a DEBUG log."""
     said: list[httpx.Response] = []
     with FakeEngine(watched.run_dir) as engine, watched.login() as browser:
         watched.register(engine)
@@ -169,9 +170,11 @@ def test_no_secret_is_anywhere_but_in_what_the_engine_was_told(watched):
             watched.request("GET", path)
             for path in (
                 *("/jobs", "/audit", "/engines", "/backends", f"/engines/{engine.name}"),
+                *("/audit/export", "/audit/export?form=csv", "/events?since=0&for_s=0"),
                 *(f"/jobs/{job_id}" for job_id in job_ids),
             )
         ]
+        assert [reply.status_code for reply in replies] == [200] * len(replies)
         wait_until(lambda: any(job_ids[-1] in message for message in live.messages))
         live.close()
         told = [got.command for got in engine.commands(KeepSecrets)]

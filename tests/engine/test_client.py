@@ -93,7 +93,7 @@ def test_a_question_between_does_not_lose_the_answer_to_another(client, fake_eng
     assert ids | {response.id} == {request_id}
 
 
-def test_z01_an_absent_engine_is_a_timeout_and_gets_nothing_later(context, fake_engine):
+def test_z01_an_absent_engine_is_a_timeout_and_gets_nothing_later(context, fake_engine):  # Z01
     fake_engine.stop()
     with EngineClient(context, fake_engine.control_address) as client:
         with pytest.raises(EngineTimeout, match="unreachable"):
@@ -104,7 +104,7 @@ def test_z01_an_absent_engine_is_a_timeout_and_gets_nothing_later(context, fake_
         assert client.hello(timeout_s=PATIENCE_S)[0].ready
 
 
-def test_z01_a_lost_reply_does_not_block_the_next_question(client, fake_engine):
+def test_z01_a_lost_reply_does_not_block_the_next_question(client, fake_engine):  # Z01
     client.hello(timeout_s=PATIENCE_S)
     fake_engine.drop_everything = True
     with pytest.raises(EngineTimeout, match="no reply"):
@@ -114,7 +114,7 @@ def test_z01_a_lost_reply_does_not_block_the_next_question(client, fake_engine):
         assert isinstance(client.call(Snapshot(), timeout_s=PATIENCE_S), StateAnswer)
 
 
-def test_z01_closing_with_an_unanswered_request_waits_for_nobody(fake_engine):
+def test_z01_closing_with_an_unanswered_request_waits_for_nobody(fake_engine):  # Z01
     context = zmq.Context()
     fake_engine.drop_everything = True
     client = EngineClient(context, fake_engine.control_address)
@@ -127,6 +127,7 @@ def test_z01_closing_with_an_unanswered_request_waits_for_nobody(fake_engine):
 
 
 def test_z03_every_socket_has_an_identity_of_its_own_and_returns_at_once(context, fake_engine):
+    """Z03: the router never takes one for another that it still knows."""
     clients = [EngineClient(context, fake_engine.control_address) for _ in range(5)]
     for _ in range(3):
         for client in clients:
@@ -137,7 +138,7 @@ def test_z03_every_socket_has_an_identity_of_its_own_and_returns_at_once(context
     assert len(set(identities)) == 15
 
 
-def test_z03_no_reply_reaches_another_client(context, fake_engine):
+def test_z03_no_reply_reaches_another_client(context, fake_engine):  # Z03
     with (
         EngineClient(context, fake_engine.control_address) as one,
         EngineClient(context, fake_engine.control_address) as two,

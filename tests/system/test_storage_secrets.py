@@ -142,6 +142,7 @@ def is_settings_file(stack: Supervised, path: Path) -> bool:
 
 
 def test_a_password_reaches_both_ranks_and_nothing_else(stack: Supervised, store: Store) -> None:
+    """S03, S01: no page, route, log, table, message or argument of a process has it."""
     overheard = Overheard(stack)
     asked = ask(stack, ATTACH, key="once", backend="valkey", config=store.config)
     assert asked.status_code == 202, asked.text

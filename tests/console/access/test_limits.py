@@ -259,7 +259,7 @@ def gone(how, user, made):
         *("deadline shortened", "engine left the group"),
     ],
 )
-def test_permission_is_checked_again_when_a_worker_takes_the_job(how):
+def test_permission_is_checked_again_when_a_worker_takes_the_job(how):  # S09
     register("a")
     user = person("ana", operator={})
     made = token_create(username="ana", name="t", actor=SYSTEM)

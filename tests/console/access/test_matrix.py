@@ -193,7 +193,7 @@ def judge(answer, allowed, hidden, where):
 
 @pytest.mark.parametrize("letter", WHO)
 @pytest.mark.parametrize(("method", "path"), matrix.API, ids=lambda v: str(v).replace("/", "."))
-def test_the_api(world, method, path, letter):
+def test_the_api(world, method, path, letter):  # S09
     values = world.values(path)
     url = "/api/v1" + re.sub(r"\{(?:\w+:)?(\w+)\}", lambda m: str(values[m[1]]), path)
     body = BODIES.get((method, path))
@@ -368,7 +368,7 @@ def elsewhere(world):
 
 
 @pytest.mark.parametrize(("method", "path"), matrix.API, ids=lambda v: str(v).replace("/", "."))
-def test_what_is_of_another_group_is_not_there(world, elsewhere, method, path):
+def test_what_is_of_another_group_is_not_there(world, elsewhere, method, path):  # S09
     if not {"{name}", "{job_id}"} & set(re.findall(r"\{[^}]*\}", path)) and path != "/jobs":
         return
     values = world.values(path)
@@ -411,7 +411,7 @@ def test_topics_of_another_group_are_not_there(world, elsewhere, kind, valkey):
     assert all(ENGINE not in html for _, html in fleet.fragments)
 
 
-def test_lists_and_counts_tell_nothing_of_another_group(world, elsewhere, valkey):
+def test_lists_and_counts_tell_nothing_of_another_group(world, elsewhere, valkey):  # S09
     client = Client()
     client.force_login(elsewhere)
     for path in ("/", "/jobs", "/weights", "/backends", "/palette", "/audit", "/users", "/flush"):

@@ -66,7 +66,7 @@ def test_an_empty_log_is_right():
     ],
 )
 @pytest.mark.parametrize("was_checked", [False, True])
-def test_a_changed_or_deleted_entry_is_named(sql, values, was_checked):
+def test_a_changed_or_deleted_entry_is_named(sql, values, was_checked):  # D03
     fill(30)
     if was_checked:
         audit_check(rights=EVERYTHING)

@@ -65,7 +65,7 @@ def test_seq_has_no_gaps_also_after_a_rollback():
         "UPDATE OR REPLACE console_auditentry SET seq = 1 WHERE seq = 2",
     ],
 )
-def test_an_entry_cannot_be_changed_removed_replaced_or_put_out_of_order(sql):
+def test_an_entry_cannot_be_changed_removed_replaced_or_put_out_of_order(sql):  # D03
     append()
     append()
     before = list(AuditEntry.objects.order_by("seq").values())
@@ -74,7 +74,7 @@ def test_an_entry_cannot_be_changed_removed_replaced_or_put_out_of_order(sql):
     assert list(AuditEntry.objects.order_by("seq").values()) == before
 
 
-def test_the_orm_can_neither_save_nor_delete_an_entry():
+def test_the_orm_can_neither_save_nor_delete_an_entry():  # D03
     entry = append()
     entry.body = "{}"
     for act in (entry.save, entry.delete, AuditEntry.objects.all().delete):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 
 import pytest
 from django.db import OperationalError
 from django.test import Client, RequestFactory
+from django.urls import get_resolver, reverse
 
 from console.models import AuditEntry, Job
 from console.pages.shell import page as page_view
@@ -84,6 +86,42 @@ def test_a_form_without_its_proof_is_refused_in_the_look(user, engine):
         answer = strict.post(path, {"reason": "x"})
         assert answer.status_code == 403, path
         assert b"not valid any more" in answer.content
+    assert not Job.objects.exists()
+
+
+VALUES = {
+    "job_id": uuid.UUID(int=0),
+    "upload_id": uuid.UUID(int=0),
+    "seq": 1,
+    "grant_id": 1,
+    "prefix": "a" * 8,
+    "kind": "pause_generation",
+}
+
+
+def every_page():
+    """(name, path) of every URL that is no part of the API; what is there is no matter."""
+    for pattern in get_resolver().url_patterns:
+        if str(pattern.pattern).startswith(("api/", "django-admin/")):
+            continue
+        for inner in getattr(pattern, "url_patterns", [pattern]):
+            names = re.findall(r"\(\?P<(\w+)>|<(?:\w+:)?(\w+)>", str(inner.pattern))
+            kwargs = {name: VALUES.get(name, "local") for pair in names for name in pair if name}
+            yield inner.name, reverse(inner.name, kwargs=kwargs)
+
+
+def test_no_page_takes_anything_without_a_proof(user, engine):
+    """S08: a log-in alone is none, nor is the proof of another session."""
+    strict, other = Client(enforce_csrf_checks=True), Client()
+    strict.get("/login")
+    other.get("/login")
+    strict.force_login(user)
+    paths = dict(every_page())
+    assert len(paths) > 40
+    for name, path in paths.items():
+        for proof in ("", other.cookies["quiesce_csrf"].value):
+            answer = strict.post(path, {"reason": "x", "csrfmiddlewaretoken": proof})
+            assert answer.status_code == 403, name
     assert not Job.objects.exists()
 
 

@@ -45,7 +45,7 @@ def seconds(text: str) -> int:
     return 60 * int(minutes) + int(rest)
 
 
-def test_a_flush_from_the_form_to_its_end_without_a_reload(tab, engine):
+def test_a_flush_from_the_form_to_its_end_without_a_reload(tab, engine):  # J07
     engine.busy(3)
     tab.goto(f"/flush?engine={engine.name}")
     page = tab.page
@@ -134,7 +134,7 @@ def test_an_engine_that_goes_silent_is_seen_to_be_unreachable(tab, engine):
     assert "is-stale" not in (page.get_attribute("#r0-run", "class") or "")
 
 
-def test_a_console_that_hangs_is_offline_and_heals(tab, stack, engine):
+def test_a_console_that_hangs_is_offline_and_heals(tab, stack, engine):  # L04
     engine.busy(1)
     job_id = stack.submit(engine, timeout_s=300)
     tab.goto(f"/jobs/{job_id}")

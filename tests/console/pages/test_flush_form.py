@@ -47,7 +47,7 @@ def test_a_good_form_makes_a_job_in_the_persons_name(page, engine, user):
     assert "&lt;img src=x" in page.get(answer["Location"]).content.decode()
 
 
-def test_a_double_click_makes_one_job(page, engine):
+def test_a_double_click_makes_one_job(page, engine):  # J07
     key = str(uuid.uuid4())
     first, second = send(page, key=key), send(page, key=key)
     assert first["Location"] == second["Location"]

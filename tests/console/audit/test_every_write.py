@@ -1,0 +1,190 @@
+"""One entry for each row that changes, also when many do at once (D01).
+
+No signal writes entries, so nothing that bypasses signals bypasses them: rows are written by
+services only, and a service that writes a row which has a record appends to it, or is listed here.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from console.actors import Actor
+from console.choices import OnConflict
+from console.clock import db_now
+from console.models import AuditEntry, Job
+from console.params import FlushParams
+from console.services.engines import engine_register
+from console.services.job_claims import job_claim
+from console.services.job_run import job_dispatched
+from console.services.jobs import job_create
+from console.tasks.reconcile import Reconciler
+from tests.console.test_job_services import WELCOME
+
+ROOT = Path(__file__).parents[3]
+WRITES = {
+    "save", "delete", "create", "update", "get_or_create", "update_or_create", "bulk_create",
+    "bulk_update", "raw", "asave", "adelete", "acreate", "aupdate", "abulk_create", "abulk_update",
+    "execute", "executemany",
+}  # fmt: skip
+# Models without a record of their own: what is owed, what is sent along, what follows a job.
+UNRECORDED = {"Outbox", "Upload", "JobRankResult", "AuditCheck"}
+NO_ROWS = {"digest", "router"}  # what else has an `update` or a `delete`
+APPENDS = {"audit_append", "_audit", "_note"}
+# Functions that change a recorded row and say nothing, and why that is right.
+SILENT = {
+    "audit_append": "the entry itself",
+    "_insert": "the entry itself, where the database chains it",
+    "_deletion_allowed": "a setting of the transaction in which a segment is closed",
+    "job_lease_renew": "whose it is does not change",
+    "job_handover": "the state does not change",
+    "job_adopt": "the state does not change",
+    "job_progress": "the state does not change",
+    "job_feeding": "the state does not change",
+    "job_note": "the state does not change",
+    "job_unblock": "the state does not change",
+    "ranks_write": "how each rank stands, which the outcome's entry repeats",
+    "job_dispatched": "the identity of an engine, beside the entry that job_move appends",
+    "token_verify": "when it was last used",
+}
+# Outside of services statements only read, or grant rights in the database.
+STATEMENTS = {
+    "console/clock.py",
+    "console/selectors/health.py",
+    "console/management/commands/restrict_role.py",
+}
+
+
+def functions(path):
+    tree = ast.parse(path.read_text())
+    return [
+        one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def root_of(node):
+    """The name that a chain of calls and attributes begins with."""
+    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def calls(function):
+    return [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+
+
+def writes(function):
+    """Lines of a function that write a row which has a record."""
+    return [
+        call.lineno
+        for call in calls(function)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in WRITES
+        and root_of(call.func) not in UNRECORDED | NO_ROWS
+    ]
+
+
+def appends(function):
+    return any(root_of(call.func) in APPENDS for call in calls(function))
+
+
+def sources(*folders):
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_only_services_write_rows():
+    found = {
+        str(path.relative_to(ROOT))
+        for path in sources("console", "api")
+        if not {"services", "migrations"} & set(path.parts)
+        and any(writes(function) for function in functions(path))
+    }
+    assert found == STATEMENTS
+
+
+def test_a_service_that_writes_a_row_appends_an_entry_or_is_listed_with_its_reason():
+    found = {
+        function.name
+        for path in sources("console/services")
+        for function in functions(path)
+        if writes(function) and not appends(function)
+    }
+    assert found == set(SILENT)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Job.objects.filter(pk=1).update(state='failed')",
+        "Job.objects.bulk_create([job])",
+        "job.save()",
+        "rows.filter(pk=1).delete()",
+        "Engine.objects.update(labels=F('labels'))",
+        "cursor.execute('UPDATE console_job SET state = 1')",
+    ],
+)
+def test_a_write_is_found_however_it_is_written(line):
+    (function,) = ast.parse(f"def f():\n    {line}").body
+    assert writes(function) and not appends(function)
+
+
+def test_the_state_of_a_job_is_written_in_one_place():
+    found = [
+        (path.name, function.name)
+        for path in sources("console", "api")
+        if "migrations" not in path.parts
+        for function in functions(path)
+        for call in calls(function)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in WRITES
+        and "state" in {keyword.arg for keyword in call.keywords}
+    ]  # fmt: skip
+    assert found == [("jobs.py", "_insert"), ("transitions.py", "job_move")]
+
+
+# -- many at once ------------------------------------------------------------------------------
+
+
+def asked_for(number, ana):
+    """A job on an engine of its own."""
+    engine = engine_register(
+        name=f"e{number}", control_address=f"ipc:///nowhere/{number}.c",
+        events_address=f"ipc:///nowhere/{number}.e", actor=Actor.system("test"),
+    )  # fmt: skip
+    return job_create(
+        engine_name=engine.name, params=FlushParams(), reason="", actor=ana,
+        on_conflict=OnConflict.REFUSE,
+    ).job  # fmt: skip
+
+
+@pytest.mark.django_db
+def test_a_sweep_of_many_jobs_is_an_entry_for_each(ana):
+    """25 whose worker is gone, half of them sent, and 10 that nobody took in time."""
+    jobs = [asked_for(number, ana) for number in range(35)]
+    for number, job in enumerate(jobs[:25]):
+        assert job_claim(job_id=job.pk, owner="w").attempt == 1
+        if number % 2:
+            assert job_dispatched(job_id=job.pk, attempt=1, owner="w", welcome=WELCOME)
+    past = db_now() - timedelta(seconds=1)
+    Job.objects.filter(pk__in=[job.pk for job in jobs[:25]]).update(lease_until=past)
+    Job.objects.filter(pk__in=[job.pk for job in jobs[25:]]).update(dispatch_by=past)
+    before = AuditEntry.objects.count()
+    reconciler = Reconciler()
+    for _ in range(2):  # the second time nothing is left to be done
+        reconciler.release_lapsed()
+        reconciler.expire_overdue()
+    entries = AuditEntry.objects.filter(seq__gt=before)
+    assert {entry.job_id for entry in entries} == {job.pk for job in jobs}
+    assert entries.count() == len(jobs)
+    bodies = [json.loads(entry.body) for entry in entries]
+    moves = [(one["before"], one["after"], one["actor"]["name"]) for one in bodies]
+    swept = "system:reconciler"
+    assert moves.count(("claimed", "accepted", swept)) == 13
+    assert moves.count(("dispatched", "reconciling", swept)) == 12
+    assert moves.count(("accepted", "expired", "ana")) == 10, "in the name of who asked"
+    for one in bodies:
+        assert one["process"] == "reconciler" and (one.get("note") or one["error"]["message"])
+        assert Job.objects.get(pk=one["job"]).state == one["after"]
