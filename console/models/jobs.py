@@ -44,6 +44,7 @@ class Job(models.Model):
     via = models.CharField(max_length=8, choices=Via)
     token_prefix = models.CharField(max_length=16, blank=True, default="")
     source_ip = models.CharField(max_length=45, blank=True, default="")
+    request_id = models.CharField(max_length=64, blank=True, default="")
     actor_key = models.CharField(max_length=200)
     idempotency_key = models.CharField(max_length=200, null=True, default=None)  # noqa: DJ001
     body_hash = models.CharField(max_length=64, blank=True, default="")

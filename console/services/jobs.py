@@ -229,6 +229,7 @@ def _insert(
         via=actor.via,
         token_prefix=actor.token_prefix,
         source_ip=actor.source_ip,
+        request_id=actor.request_id[:64],
         actor_key=actor.key,
         idempotency_key=idempotency_key,
         body_hash=body_hash,

@@ -48,6 +48,7 @@ def job_actor(job: Job) -> Actor:
         via=Via(job.via),
         token_prefix=job.token_prefix,
         source_ip=job.source_ip,
+        request_id=job.request_id,
     )
 
 

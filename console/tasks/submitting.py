@@ -37,4 +37,5 @@ def submit_of(job: Job, params: JobParams, greeting: Greeting, now: datetime) ->
         # Rates only: no two clocks are compared, and the error is on the early side.
         start_by_clock_s=greeting.welcome.clock_s + _budget_s(job, now) - spent_s,
         requested_by=job.requested_by_name,
+        request_id=job.request_id,
     )

@@ -221,6 +221,13 @@ class ControlServer:
             )
         if self._outstanding[peer] >= _MAX_OUTSTANDING:
             raise ProtocolError(ErrorCode.OVERLOADED, "too many operations followed by one peer")
+        log.info(
+            "operation asked for",
+            op_id=command.op_id,
+            kind=command.operation.kind.value,
+            requested_by=command.requested_by,
+            request_id=command.request_id,
+        )
         follower = self._frontend.operations.submit(
             op_id=command.op_id,
             operation=command.operation,

@@ -35,6 +35,7 @@ class Submit(Struct, frozen=True, kw_only=True, tag="submit"):
     timeout_s: Timeout
     start_by_clock_s: float  # engine clock; no effect may start after it
     requested_by: ShortText = ""
+    request_id: ShortText = ""  # of the request that asked the caller, for the engine's log
 
 
 class Query(Struct, frozen=True, kw_only=True, tag="query"):

@@ -96,6 +96,17 @@ def test_busy_without_a_timeout_fails_at_once_with_counts(stack: Supervised) -> 
     end(stack, work)
 
 
+def test_the_request_id_is_in_each_entry_and_in_the_engines_log(stack: Supervised) -> None:  # D03
+    answer = flush(stack, timeout_s=60)
+    request_id, job = answer.headers["x-request-id"], answer.json()["id"]
+    stack.ended(job)
+    entries = stack.api("GET", "/audit", params={"request": request_id}).json()["items"]
+    asked_for = {entry["action"] for entry in entries if entry["job"] == job}
+    assert {"job.accepted", "job.claimed", "job.dispatched", "job.succeeded"} <= asked_for
+    lines = (stack.dir / "logs" / "engine.log").read_text().splitlines()
+    assert [line for line in lines if request_id in line and job in line and "asked for" in line]
+
+
 @pytest.mark.slow  # each half of it is a test of its own side
 def test_a_timeout_expires_and_disturbs_nobody(stack: Supervised) -> None:
     alone = generate(stack, "Once upon a time", 1900, ignore_eos=True)["text"]
