@@ -13,9 +13,11 @@ from django.urls import reverse
 
 from console.choices import OnConflict, Via
 from console.exceptions import ConsoleError, EngineNotFound, IdempotencyMismatch, Invalid
+from console.models import Job
 from console.pages.shell import see_other
 from console.params import JobParams
 from console.requests import actor_of
+from console.services.job_again import origin_of
 from console.services.jobs import JobAsked, job_create
 from console.services.reasons import reason_read
 from engine.protocol import MAX_TIMEOUT_S
@@ -80,11 +82,14 @@ def answered(
     engine: str,
     params: JobParams | None,
     again: Callable[[int], HttpResponse],
+    undone: Job | None = None,
 ) -> HttpResponseBase:
     """On to the job's page; or `again`, the form with its errors: 422 when it has no parameters to
-    send, else the refusal's status. Raises EngineNotFound."""
+    send, else the refusal's status. `undone` is what the form was opened to take back. Raises
+    EngineNotFound."""
     if params is None:
         return again(422)
+    origin = origin_of(undone, params) if undone is not None else None
     return asked_or_again(
         form,
         lambda: job_create(
@@ -94,6 +99,7 @@ def answered(
             on_conflict=OnConflict.REFUSE,
             actor=actor_of(request, via=Via.UI),
             idempotency_key=form.key,
+            origin=origin,
         ),
         again,
     )

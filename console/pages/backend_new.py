@@ -15,6 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from console.access import Act
 from console.choices import JobKind, Mode
 from console.clock import db_now
+from console.models import Job
 from console.pages.asking import PRESETS_S, answered, uuid_read
 from console.pages.backend_fields import backend_choices
 from console.pages.backend_form import MODES, PREFETCH, WRITE, BackendForm
@@ -187,10 +188,14 @@ def _form_page(
     )
 
 
-def _undone(request: HttpRequest, form: BackendForm) -> None:
-    """A link from a job's page fixes the settings to those that the engine had."""
-    if wanted := request.GET.get("undo", ""):
-        form.undo(job_get(job_id=uuid_read(wanted), rights=rights_in(request)))
+def _undone(request: HttpRequest, form: BackendForm) -> Job | None:
+    """A link from a job's page fixes the settings to those that the engine had; that job."""
+    wanted = request.GET.get("undo", "")
+    if not wanted:
+        return None
+    job = job_get(job_id=uuid_read(wanted), rights=rights_in(request))
+    form.undo(job)
+    return job
 
 
 def _engine(request: HttpRequest, name: str) -> EngineView:
@@ -212,13 +217,14 @@ def attach(request: HttpRequest, name: str) -> HttpResponseBase:
         _undone(request, form)
         return _form_page(request, form, view)
     form = BackendForm.of(view, request.POST)
-    _undone(request, form)
+    undone = _undone(request, form)
     return answered(
         request,
         form,
         engine=name,
         params=form.check(),
         again=lambda status: _form_page(request, form, view, status=status),
+        undone=undone,
     )
 
 

@@ -205,10 +205,12 @@ def operate(request: HttpRequest, name: str, kind: str) -> HttpResponseBase:
     view = engine_get(name=name, rights=rights)
     rights.require(KIND_ACTS[_kind(kind)], view.labels)
     form = OperateForm.of(kind, name, request.POST if request.method == "POST" else None)
+    wanted = request.GET.get("undo", "")
+    undone = job_get(job_id=uuid_read(wanted), rights=rights) if wanted else None
     if request.method != "POST":
         form.begin(view)
-        if wanted := request.GET.get("undo", ""):
-            form.prefill(job_get(job_id=uuid_read(wanted), rights=rights))
+        if undone is not None:
+            form.prefill(undone)
         return _form_page(request, form, view)
     return answered(
         request,
@@ -216,6 +218,7 @@ def operate(request: HttpRequest, name: str, kind: str) -> HttpResponseBase:
         engine=name,
         params=form.check(),
         again=lambda status: _form_page(request, form, view, status=status),
+        undone=undone,
     )
 
 

@@ -100,6 +100,24 @@ def job_undo(
     )
 
 
+# What makes a job of this kind the inverse; how long it waits, and how, is its own.
+_ESSENTIAL = {
+    JobKind.ATTACH_STORAGE_BACKEND: ("backend", "config_id"),
+    JobKind.DETACH_STORAGE_BACKEND: (),
+    JobKind.SET_CACHE_POLICIES: ("write_policy", "prefetch_policy"),
+}
+
+
+def origin_of(job: Job, params: JobParams) -> Origin | None:
+    """The link of a new job to one that it takes back; None where it does something else."""
+    inverse = inverse_of(job)
+    if inverse is None or inverse.kind != params.kind or params.kind not in _ESSENTIAL:
+        return None
+    asked, wanted = params.stored(), inverse.stored()
+    same = all(asked.get(name) == wanted.get(name) for name in _ESSENTIAL[params.kind])
+    return Origin(job, Follow.UNDO) if same else None
+
+
 def inverse_of(job: Job) -> JobParams | None:
     """What would put back what this job changed; None where nothing would."""
     if job.state != JobState.SUCCEEDED:

@@ -9,7 +9,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from console.choices import JobKind, JobPhase, JobState
+from console.choices import Follow, JobKind, JobPhase, JobState
 from console.clock import db_now
 from console.models import Job, JobRankResult
 from engine.protocol import (
@@ -323,9 +323,14 @@ def test_undo_of_an_attach_is_a_detach(page, seen, ended, with_valkey):
     assert (url, words) == (f"/engines/local/do/detach_storage_backend?undo={job.pk}", "detach")
     form = text_of(page, url)
     assert f"Undo of job {str(job.pk)[-8:]}" in form
-    answer = send(page, url.partition("?")[0])
+    assert f'action="{url}"' in form
+    answer = send(page, url)
     assert answer.status_code == 303
-    assert Job.objects.latest("created_at").kind == JobKind.DETACH_STORAGE_BACKEND
+    undo = Job.objects.latest("created_at")
+    assert undo.kind == JobKind.DETACH_STORAGE_BACKEND
+    assert (undo.origin, undo.follow) == (job, Follow.UNDO)
+    assert f'<a href="/jobs/{undo.pk}">' in text_of(page, f"/jobs/{job.pk}")
+    assert f'<a href="/jobs/{job.pk}">' in text_of(page, f"/jobs/{undo.pk}")
 
 
 @pytest.mark.parametrize("now", [None, attached("file", config="", config_id="0" * 16)])
@@ -343,7 +348,9 @@ def test_undo_of_a_switch_or_a_detach_is_an_attach_by_id(page, ended, with_valke
     assert "no setting and no secret" in flat(text)
     answer = send(page, url, backend="valkey", replace="" if now is None else "1")
     assert answer.status_code == 303, answer.content.decode()[:3000]
-    asked = Job.objects.latest("created_at").params
+    undo = Job.objects.latest("created_at")
+    assert (undo.origin, undo.follow) == (job, Follow.UNDO)
+    asked = undo.params
     assert (asked["backend"], asked["config_id"], asked["config"]) == ("valkey", CONFIG_ID, None)
 
 
@@ -354,6 +361,12 @@ def test_undo_of_policies_sets_them_as_before(page, seen, ended):
     url, words = undo_of(page, job)
     assert words == "policies as before"
     assert re.search(r'value="write_through" checked', text_of(page, url))
+    for word, origin in (("write_back", None), ("write_through", job)):
+        both = {"write_policy": word, "prefetch_policy": str(CachePolicies().prefetch_policy)}
+        assert send(page, url, **both).status_code == 303
+        asked = Job.objects.latest("created_at")
+        assert asked.origin == origin, "what sets something else takes nothing back"
+        Job.objects.filter(pk=asked.pk).update(state=JobState.CANCELLED, phase=None)
 
 
 def test_no_undo_once_something_else_is_attached(page, ended, with_valkey):
