@@ -22,7 +22,7 @@ from ninja.errors import (
 from api.auth import AUTH
 from api.limits import CallerThrottle
 from api.parser import StrictParser
-from api.problems import problem, problem_of
+from api.problems import CONTENT_TYPE, problem, problem_of
 from api.routers.audit import router as audit_router
 from api.routers.backends import router as backends_router
 from api.routers.engines import router as engines_router
@@ -42,19 +42,27 @@ log = structlog.get_logger(__name__)
 # plain views beside the operations.
 PUBLIC_OPERATIONS: frozenset[tuple[str, str]] = frozenset()
 
+_ANYWHERE = ((429, "Too Many Requests"), (500, "A fault of the console"))
+_PROBLEM_SCHEMA = {"schema": {"$ref": "#/components/schemas/Problem"}}
+_PROBLEM_AS_JSON = {"application/json": _PROBLEM_SCHEMA}
+_PROBLEM = {CONTENT_TYPE: _PROBLEM_SCHEMA}
+
 
 class _Api(NinjaAPI):
     """Every operation may also be throttled, and may meet a fault of ours."""
 
     def get_openapi_schema(self, **options: Any) -> Any:
-        """The document, with the answers that any operation can give."""
+        """The document, with the answers that any operation can give, and problems as what they
+        are sent as."""
         schema = super().get_openapi_schema(**options)
-        content = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
         for methods in schema["paths"].values():
             for operation in methods.values():
-                for status, words in ((429, "Too Many Requests"), (500, "A fault of the console")):
-                    answers = operation["responses"]
-                    answers.setdefault(status, {"description": words, "content": content})
+                answers = operation["responses"]
+                for status, words in _ANYWHERE:
+                    answers.setdefault(status, {"description": words, "content": _PROBLEM})
+                for answer in answers.values():
+                    if answer.get("content") == _PROBLEM_AS_JSON:
+                        answer["content"] = _PROBLEM
         return schema
 
 

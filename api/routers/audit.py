@@ -57,7 +57,19 @@ def verify(request: HttpRequest, query: Query[AuditVerifyQuery]) -> dict[str, An
     return audit_verdict_payload(audit_check(rights=rights_in(request), is_full=query.full))
 
 
-@router.get("/export", response=_PROBLEMS, summary="Export the log, or what is chosen of it")
+@router.get(
+    "/export",
+    response=_PROBLEMS,
+    summary="Export the log, or what is chosen of it",
+    openapi_extra={
+        "responses": {
+            200: {
+                "description": "JSON lines or CSV, as a file",
+                "content": {kind: {"schema": {"type": "string"}} for kind in EXPORT_TYPES.values()},
+            }
+        }
+    },
+)
 @only_query("form", *FILTER_NAMES)
 def export(request: HttpRequest, query: Query[AuditExportQuery]) -> HttpResponseBase:
     """JSON lines that prove themselves (docs/audit.md), or CSV, which proves nothing."""

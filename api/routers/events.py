@@ -33,6 +33,16 @@ from console.selectors.payloads import engine_payload, job_payload
 
 router = Router(tags=["events"])
 
+# Each event of the stream, as OpenAPI 3.1 describes one.
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "The number to go on from"},
+        "event": {"type": "string", "enum": ["job", "engine", "alive", "closed"]},
+        "data": {"type": "string", "description": "A JSON object"},
+    },
+    "required": ["id", "event", "data"],
+}
 LOOK_EVERY_S = 0.25
 ALIVE_EVERY_S = 5.0
 
@@ -76,7 +86,7 @@ def _gone(request: HttpRequest, since: int, begin: int, rights: Rights) -> HttpR
         "responses": {
             200: {
                 "description": "Server-sent events: job, engine and alive, each with its number",
-                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                "content": {"text/event-stream": {"schema": _EVENT}},
             }
         }
     },

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal  # Any: a schema made for each kind
 from uuid import UUID
 
 from ninja import Schema
-from pydantic import AwareDatetime, ConfigDict, Field, RootModel, StringConstraints, create_model
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    RootModel,
+    StringConstraints,
+    create_model,
+)
 
 from console.choices import JobKind, JobState
 from console.params import PARAMS, JobParams
@@ -19,6 +30,28 @@ from engine.protocol import MAX_TIMEOUT_S
 Text = Annotated[
     str, StringConstraints(strict=True, max_length=MAX_REASON_CHARS, pattern=r"^[^\x00]*$")
 ]
+
+
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]")
+
+
+def _written(value: object) -> object:
+    """pydantic also takes seconds since 1970, which nobody means who sends a year or a number."""
+    if not isinstance(value, str) or not _DATE.match(value):
+        raise ValueError("must be a date and time with its zone, as 2026-01-31T09:30:00Z")
+    return value
+
+
+def _in_utc(value: datetime) -> datetime:
+    """The first and last hours of the calendar may lie beyond it in another zone."""
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("must be between the years 1 and 9999 in UTC") from error
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_written), AfterValidator(_in_utc)]
+Flag = Annotated[bool, Field(strict=True)]
 
 
 class Strict(Schema):
@@ -126,8 +159,8 @@ class JobQuery(Strict):
     state: JobState | None = None
     kind: JobKind | None = None
     actor: Annotated[str, Field(max_length=150, pattern=r"^[^\x00]*$")] = ""
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     open: bool = False
 
 
@@ -147,8 +180,8 @@ class AuditFilterQuery(Strict):
     result: _word(24) = ""  # type: ignore[valid-type]
     request: _word(64) = ""  # type: ignore[valid-type]
     job: UUID | None = None
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
 
     def chosen(self) -> AuditFilter:
         """As the selector takes it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from ninja import Schema
-from pydantic import AwareDatetime, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from api.schemas.inputs import Strict, Text
+from api.schemas.inputs import Flag, Moment, Strict, Text
 from console.access import Act, Role
 from console.choices import Mode
 from console.labels import MAX_LABELS, MAX_SELECTOR_CHARS
@@ -32,7 +32,7 @@ class TokenIn(Strict):
     owner: Name | None = None
     scopes: Annotated[list[Act], Field(max_length=len(Act))] | None = None
     engines: SelectorText = ""
-    expires_at: AwareDatetime
+    expires_at: Moment
 
 
 class ReasonIn(Strict):
@@ -81,7 +81,7 @@ class GrantIn(Strict):
         Annotated[float, Field(strict=True, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)] | None
     ) = None
     modes: Annotated[list[Mode], Field(min_length=1, max_length=len(Mode))] | None = None
-    may_force: bool = True
+    may_force: Flag = True
 
 
 class UserIn(Strict):
@@ -89,14 +89,14 @@ class UserIn(Strict):
 
     username: Name
     full_name: Annotated[str, StringConstraints(strict=True, max_length=150)] = ""
-    is_service: bool = False
+    is_service: Flag = False
     roles: Annotated[list[Role], Field(max_length=len(Role))] = []
 
 
 class UserChangeIn(Strict):
     """Disable or enable."""
 
-    is_active: Annotated[bool, Field(strict=True)]
+    is_active: Flag
 
 
 class GrantOut(Schema):
@@ -154,14 +154,14 @@ class EngineIn(Strict):
     curve_key: CurveKey = ""
     labels: Labels = {}
     driver: Literal["quiesce"] = "quiesce"
-    enabled: bool = True
+    enabled: Flag = True
     reason: Text = ""
 
 
 class EngineChangeIn(Strict):
     """What to change of an engine; what is left out stays."""
 
-    enabled: Annotated[bool, Field(strict=True)] | None = None
+    enabled: Flag | None = None
     labels: Labels | None = None
     control_address: Address | None = None
     events_address: Address | None = None

@@ -30,6 +30,7 @@ GROUPS = (
     "tests/console/simulation",
     "tests/system",
     "tests/chaos",
+    "tests/conformance",
     "tests",
 )
 AT_ONCE = 3  # each waits for its own processes about as much as it computes

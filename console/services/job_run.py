@@ -86,7 +86,13 @@ def job_dispatched(
     None: the claim is lost, or the deadline has passed. Also notes the engine's identity.
     """
     now = now or db_now()
-    job = job_move(
+    # First: whoever asks for a job holds the engine's row and then waits for the audit log, which
+    # this transaction holds from its entry on.
+    claimed = Job.objects.filter(pk=job_id, attempt=attempt, lease_owner=owner)
+    Engine.objects.filter(pk__in=claimed.values("engine_id")).exclude(
+        identity=welcome.engine_id
+    ).update(identity=welcome.engine_id)
+    return job_move(
         job_id=job_id,
         frm={JobState.CLAIMED},
         to=JobState.DISPATCHED,
@@ -108,11 +114,6 @@ def job_dispatched(
         },
         facts={"engine_identity": welcome.engine_id, "owner": owner},
     )
-    if job is not None:
-        Engine.objects.filter(pk=job.engine_id).exclude(identity=welcome.engine_id).update(
-            identity=welcome.engine_id
-        )
-    return job
 
 
 @transaction.atomic

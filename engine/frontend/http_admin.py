@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from engine.frontend.http_errors import HTTPError, json_response
 from engine.frontend.http_json import read_body, read_json
@@ -70,7 +70,7 @@ def _flush_answer(request: Request, result: OperationResult) -> Response:
         text = FLUSH_TIMED_OUT
     else:
         text = FLUSH_FAILED + result.message + "\n"
-    return Response(text, 200 if ok else 400)
+    return PlainTextResponse(text, 200 if ok else 400)
 
 
 def _refused(request: Request, error: ProtocolError) -> Response:
@@ -78,8 +78,9 @@ def _refused(request: Request, error: ProtocolError) -> Response:
     if wants_json(request):
         return operation_error(error)
     if error.code is ErrorCode.OPERATION_PENDING:
-        return Response(FLUSH_PENDING, 400)
-    return Response(FLUSH_FAILED + error.message + "\n", STATUS.get(error.code, 503))
+        return PlainTextResponse(FLUSH_PENDING, 400)
+    status = STATUS.get(error.code, 503)
+    return PlainTextResponse(FLUSH_FAILED + error.message + "\n", status)
 
 
 # ---- pending operations ----------------------------------------------------------------------

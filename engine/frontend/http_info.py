@@ -209,9 +209,9 @@ async def loads(request: Request) -> Response:
     form = query.get("format", "json")
     if form not in ("json", "prometheus"):
         raise HTTPError(400, f"format is json or prometheus, not {form!r}", param="format")
+    wanted = _wanted_rank(query.get("dp_rank"), frontend.config.dp_size)
     if form == "prometheus":
         return PlainTextResponse(exposition(frontend))
-    wanted = _wanted_rank(query.get("dp_rank"), frontend.config.dp_size)
     ranks = [r for r in frontend.state().ranks if wanted is None or r.dp_rank == wanted]
     now = datetime.now(UTC)
     return json_response(

@@ -68,7 +68,7 @@ def options_of(request: Request, more: Collection[str] = ()) -> Options:
 
 def op_id_of(request: Request) -> str | None:
     """The operation's id from the query, if it names one. Raises HTTPError."""
-    op_id = request.query_params.get("op_id") or None
+    op_id = request.query_params.get("op_id")
     return None if op_id is None else convert({"op_id": op_id}, _Id, {}).op_id
 
 

@@ -94,7 +94,7 @@ def make_app(frontend: Frontend, tokenizer: Tokenizer) -> Starlette:
             )
         )
     app = Starlette(
-        routes=[_route(*row) for row in ROUTES],
+        routes=_routes(),
         middleware=middleware,
         exception_handlers={HTTPException: _http_exception, Exception: _fault},
     )
@@ -104,8 +104,21 @@ def make_app(frontend: Frontend, tokenizer: Tokenizer) -> Starlette:
     return app
 
 
-def _route(path: str, handler: Handler, methods: list[str], access: Access) -> Route:
-    route = Route(path, _guarded(handler, access), methods=methods)
+def _routes() -> list[Route]:
+    """One a path: a method that it does not take is answered with all that it takes (Allow)."""
+    paths: dict[str, tuple[Access, dict[str, Handler]]] = {}
+    for path, handler, methods, access in ROUTES:
+        known, handlers = paths.setdefault(path, (access, {}))
+        assert known is access, f"{path} has two kinds of access"
+        handlers.update(dict.fromkeys(methods, _guarded(handler, access)))
+    return [_route(path, handlers, access) for path, (access, handlers) in paths.items()]
+
+
+def _route(path: str, handlers: dict[str, Handler], access: Access) -> Route:
+    async def call(request: Request) -> Response:
+        return await handlers["GET" if request.method == "HEAD" else request.method](request)
+
+    route = Route(path, call, methods=list(handlers))
     if access is Access.ADMIN and route.methods is not None:
         route.methods.discard("HEAD")  # comes with GET, and must change nothing: GET flushes
     return route

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from engine.config import EngineConfig
 from engine.frontend.core import Frontend
@@ -138,13 +138,14 @@ async def _answered(
     except ProtocolError as error:
         if wants_json(request):
             return operation_error(error)
-        return Response(f"{bad}{error.message}\n", STATUS.get(error.code, 503))
+        return PlainTextResponse(f"{bad}{error.message}\n", STATUS.get(error.code, 503))
     if result is None:
         return Response(status_code=499)  # nobody is left to read it
     ok = result.outcome is Outcome.SUCCEEDED
     if wants_json(request):
         return json_response(result_json(result), 200 if ok else 400)
-    return Response(good + done(result) if ok else bad + _why(result, verb), 200 if ok else 400)
+    text = good + done(result) if ok else bad + _why(result, verb)
+    return PlainTextResponse(text, 200 if ok else 400)
 
 
 def _why(result: OperationResult, verb: str) -> str:

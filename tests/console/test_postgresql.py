@@ -108,6 +108,22 @@ def test_j14_idle_sockets_and_requests_stay_within_the_pool(pg_stack):
     assert "too many" not in pg_stack.log("web")
 
 
+def test_an_asker_and_a_dispatch_take_their_locks_in_one_order(pg_stack):
+    """Found by generated requests, as a 503: each held what the other one waited for."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with FakeEngine(pg_stack.run_dir) as engine:
+        pg_stack.register(engine)  # its identity is noted with its first job
+        pg_stack.kill("worker")
+        job_id = pg_stack.submit(engine, timeout_s=300)
+        with psycopg.connect(pg_stack.database_url) as asker:
+            asker.execute("SET deadlock_timeout = 1")  # ms: it is the one that would be told
+            asker.execute("SELECT 1 FROM console_engine WHERE name = %s FOR UPDATE", [engine.name])
+            pg_stack.start("worker")
+            wait_until(lambda: pg_stack.sql(waiting) == [(1,)])
+            asker.execute("SELECT pg_advisory_xact_lock(1903520101)")  # as an entry's append does
+        assert pg_stack.ended(job_id)["state"] == "succeeded"
+
+
 def open_socket(stack, cookie, job_id):
     one = connect(
         f"ws://127.0.0.1:{stack.port}/ws/live/",
