@@ -20,6 +20,7 @@ from console.exceptions import AlreadyExists, Conflict, Invalid, NotFound
 from console.models import User
 from console.services.audit import Fact, audit_append
 from console.services.grants import grant_give, last_admin_check
+from console.services.reasons import full_name_read
 
 
 def password_make() -> str:
@@ -72,7 +73,8 @@ def user_create(
     now = now or db_now()
     if User.objects.filter(username=username).exists():
         raise AlreadyExists(f"user {username!r} exists already")
-    user = User(username=username, is_service=is_service, first_name=full_name.strip()[:150])
+    name = full_name_read(full_name)
+    user = User(username=username, is_service=is_service, first_name=name)
     if is_service:
         user.set_unusable_password()
     else:

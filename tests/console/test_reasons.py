@@ -7,6 +7,7 @@ import pytest
 from console.exceptions import Invalid
 from console.services.job_control import job_cancel
 from console.services.reasons import reason_read
+from console.services.users import user_create
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,10 @@ def test_a_cancel_checks_its_reason_too(ask, ana):
     job = ask()
     with pytest.raises(Invalid, match=r"U\+202E"):
         job_cancel(job_id=job.pk, actor=ana, reason="a\u202eb")
+
+
+@pytest.mark.django_db
+def test_so_does_the_name_of_somebody_new(ana):
+    with pytest.raises(Invalid, match=r"full name holds .* U\+0000"):
+        user_create(username="bo", full_name="B\x00o", is_service=True, actor=ana)
+    assert user_create(username="bo", full_name=" Bo ", is_service=True, actor=ana)
