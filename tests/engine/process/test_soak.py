@@ -257,7 +257,7 @@ def test_nothing_hangs_leaks_or_lies(smollm2_dir: Path, cpu_ext_dir: Path) -> No
             time.sleep(0.5)
         soak.stop.set()
         for client in clients:
-            client.result(CALL_S + 30)
+            client.result()
         print(dict(soak.seen))
         check_rest(soak)
         now = [engine.pids(child)[-1] for child in ("frontend", "rank 0", "rank 1")]

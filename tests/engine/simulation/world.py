@@ -665,6 +665,8 @@ class World:
             self.chaos = i < 1400
             if i == 1700:
                 self._client = self._restart_fenced  # type: ignore[method-assign]
+            if i == 1850:  # whoever was restarted has time to come up
+                self._client = lambda: None  # type: ignore[method-assign]
             self.step()
         check(self.journal.index.open is None, "an operation never ended")
         check(all(len(q.ends) == 1 for q in self.requests), "a request never finished")
