@@ -7,6 +7,7 @@ hash(n) = SHA-256("audit-v1" NUL ‖ hash(n-1) ‖ n as 8 bytes, big-endian ‖ 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any  # a parsed body is any JSON object
@@ -28,6 +29,22 @@ def body_digest(body: str) -> bytes:
 def entry_hash(before: bytes, seq: int, digest: bytes) -> bytes:
     """The hash of entry `seq` behind one with hash `before`; `digest` is its body's."""
     return hashlib.sha256(_DOMAIN + before + seq.to_bytes(8, "big") + digest).digest()
+
+
+def body_read(text: str) -> dict[str, Any] | None:
+    """The body of an entry; None for text that no console wrote, whatever it is."""
+    try:
+        body = json.loads(text)
+        columns_of(body)
+        is_one = isinstance(body["at"], str) and (
+            body["job"] is None or isinstance(body["job"], str)
+        )
+        ranks = body.get("ranks", [])
+        is_one &= isinstance(ranks, list) and all(isinstance(rank, dict) for rank in ranks)
+        is_one &= isinstance(body["actor"], dict)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return body if is_one else None
 
 
 def columns_of(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def opened(line: bytes, public_hex: str = "") -> Signed | None:
         if next_key != key:
             agreed = {name: value for name, value in record.items() if name != "next_signature"}
             _verify(next_key, agreed, record["next_signature"])
-    except (ValueError, KeyError, TypeError, InvalidSignature):
+    except (ValueError, KeyError, TypeError, RecursionError, InvalidSignature):
         return None
     return Signed(record, key, next_key)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any  # a record is any JSON object
 from uuid import UUID
 
-from console.chain import GENESIS, body_digest, columns_of, entry_hash, instant
+from console.chain import GENESIS, body_digest, body_read, columns_of, entry_hash, instant
 from console.models import AuditEntry, AuditSegment
 from console.signing import opened
 
@@ -87,7 +86,9 @@ def follow(start: tuple[int, str], upto: int) -> Followed:
 
 def _column_fault(body: str, created_at: Any, job_id: UUID | None, columns: list[Any]) -> str:
     """What the log is searched by is what the body says."""
-    facts = json.loads(body)
+    facts = body_read(body)
+    if facts is None:
+        return "what is stored is no entry"
     wanted = columns_of(facts)
     for name, value in zip(_COLUMNS, columns, strict=True):
         if value != wanted[name]:
@@ -100,10 +101,15 @@ def _column_fault(body: str, created_at: Any, job_id: UUID | None, columns: list
 
 
 def anchor_fault(
-    anchors: list[Mapping[str, Any]], behind: int
+    anchors: list[Mapping[str, Any]], begin: tuple[int, str]
 ) -> tuple[Mapping[str, Any] | None, ChainFault | None]:
-    """The newest signed head that the log agrees with, and where it does not; heads up to `behind`
-    are those of a closed segment."""
+    """The newest signed head that the log agrees with, and where it does not. The log begins behind
+    `begin`, the head of a closed segment, which a head that was signed there has to be."""
+    behind, head = begin
+    for anchor in anchors:
+        if behind and anchor["seq"] == behind and anchor["hash"] != head:
+            why = f"the closed segment ends at {behind} with another head than was signed"
+            return None, ChainFault(behind + 1, why)
     anchors = [anchor for anchor in anchors if anchor["seq"] > behind]
     numbers = [anchor["seq"] for anchor in anchors]
     there: dict[int, str] = {}
@@ -121,6 +127,14 @@ def anchor_fault(
     return good, None
 
 
+def _is_anchor(record: Mapping[str, Any]) -> bool:
+    """It has what an anchor has: who holds some key could sign anything."""
+    kinds = {"anchor": int, "seq": int, "hash": str, "at": str, "before": str}
+    return record.get("anchor") == 1 and all(
+        type(record.get(name)) is kind for name, kind in kinds.items()
+    )
+
+
 def anchors_in(lines: Iterable[bytes], public_hex: str) -> list[Mapping[str, Any]] | int:
     """The signed heads, oldest first; or the number of the first line that is not as it was
     written. Each is signed with the key in force, which the one before may have replaced; the
@@ -133,7 +147,7 @@ def anchors_in(lines: Iterable[bytes], public_hex: str) -> list[Mapping[str, Any
         if signed is None or not line.endswith(b"\n") or signed.record.get("before") != before:
             return number
         record, in_force = signed.record, signed.next_key
-        if record.get("anchor") != 1 or record["seq"] < seq:
+        if not _is_anchor(record) or record["seq"] < seq:
             return number
         before, seq = hashlib.sha256(line).hexdigest(), record["seq"]
         keys |= {signed.key, signed.next_key}

@@ -33,7 +33,7 @@ def audit_check(*, rights: Rights, is_full: bool = False, now: datetime | None =
     begin = log_start()
     start, fault = (begin, None) if is_full else _kept(begin)
     found = follow(start, max(head, start[0])) if fault is None else Followed(*start, fault)
-    signed, anchored = _anchored(begin[0])
+    signed, anchored = _anchored(begin)
     faults = [one for one in (found.fault, anchored) if one is not None]
     fault = min(faults, key=lambda one: one.seq, default=None)
     verdict = Verdict(
@@ -73,7 +73,7 @@ def _kept(begin: tuple[int, str]) -> tuple[tuple[int, str], ChainFault | None]:
     return start, None
 
 
-def _anchored(behind: int) -> tuple[Mapping[str, Any] | None, ChainFault | None]:
+def _anchored(begin: tuple[int, str]) -> tuple[Mapping[str, Any] | None, ChainFault | None]:
     try:
         with settings.AUDIT_ANCHORS_FILE.open("rb") as file:
             anchors = anchors_in(file, signer().public_hex)
@@ -82,5 +82,5 @@ def _anchored(behind: int) -> tuple[Mapping[str, Any] | None, ChainFault | None]
     except OSError as error:
         raise AuditUnavailable(f"the anchors cannot be read: {error.strerror}") from error
     if isinstance(anchors, int):
-        return None, ChainFault(behind + 1, f"line {anchors} of the anchors was changed")
-    return anchor_fault(anchors, behind)
+        return None, ChainFault(begin[0] + 1, f"line {anchors} of the anchors was changed")
+    return anchor_fault(anchors, begin)

@@ -65,7 +65,7 @@ class Reconciler:
         self._checked_at = self._all_checked_at = monotonic_s() - CHECK_EVERY_S
 
     def run_pass(self) -> None:
-        """One pass; a step that fails is logged and does not stop the others."""
+        """One pass; a step that fails, from whatever cause, is logged and stops no other."""
         steps: list[Callable[[], object]] = [
             doorbells_ring,
             self.expire_overdue,
@@ -82,6 +82,9 @@ class Reconciler:
             except DatabaseError as error:
                 log.warning("reconciler step failed", step=step.__name__, error=repr(error))
                 connection.close()
+            except Exception as error:
+                # A fault of ours, or of a row: the other steps carry jobs of other engines.
+                log.error("reconciler step failed", step=step.__name__, exc_info=error)
         close_old_connections()
 
     def sweep_uploads(self) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
 import pytest
 from django.db import connection, transaction
 
 from console.access import EVERYTHING
+from console.actors import Actor
 from console.chain import body_digest, entry_hash
 from console.models import AuditCheck, AuditEntry
 from console.services.audit_anchor import audit_anchor
 from console.services.audit_check import audit_check
+from console.services.users import user_create
+from console.signing import Signer
+from console.tasks.reconcile import Reconciler
 from tests.console.audit.exports import fill
+from tests.console.conftest import PASSWORD
 
 pytestmark = pytest.mark.django_db
 
@@ -132,3 +138,61 @@ def test_an_anchor_that_a_crash_left_unfinished_is_written_anew(settings):
     audit_anchor()
     verdict = audit_check(rights=EVERYTHING)
     assert (verdict.anchored_to, verdict.fault) == (11, None)
+
+
+NO_ENTRY = ["garbage", "{}", "[]", "null", '{"at": 5}', "[" * 50_000, '{"actor": 5, "at": ""}']
+
+
+def appended(body):
+    """What somebody who can only insert can do: the next number, and a hash that follows."""
+    head = AuditEntry.objects.order_by("-seq").first()
+    following = entry_hash(bytes.fromhex(head.hash), head.seq + 1, body_digest(body)).hex()
+    values = AuditEntry.objects.filter(pk=head.pk).values().get()
+    values |= {"seq": head.seq + 1, "body": body, "hash": following}
+    names = ", ".join(values)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO console_auditentry ({names}) VALUES ({', '.join(['%s'] * len(values))})",
+            [str(value) if isinstance(value, datetime) else value for value in values.values()],
+        )
+
+
+@pytest.mark.parametrize("body", NO_ENTRY)
+def test_what_no_console_wrote_is_a_fault_and_is_shown_as_it_is(client, body):
+    admin = user_create(
+        username="root", password=PASSWORD, roles=["admin"], actor=Actor.system("test")
+    )
+    fill(5)
+    appended(body)
+    seq = AuditEntry.objects.order_by("-seq").first().seq
+    verdict = audit_check(rights=EVERYTHING, is_full=True)
+    assert (verdict.fault.seq, verdict.fault.why) == (seq, "what is stored is no entry")
+    client.force_login(admin)
+    for path in ("/audit", f"/audit/{seq}", "/audit/verify", "/api/v1/audit"):
+        answer = client.get(path)
+        assert answer.status_code == 200, (path, answer.content[:500])
+    assert client.get(f"/api/v1/audit/{seq}").json()["body_text"] == body
+
+
+@pytest.mark.parametrize("record", [
+    {"anchor": 1, "before": "0" * 64},
+    {"anchor": 1, "before": "0" * 64, "seq": "x", "hash": "", "at": ""},
+    {"anchor": 1, "before": "0" * 64, "seq": True, "hash": "", "at": ""},
+    [],
+])  # fmt: skip
+def test_a_line_that_is_signed_and_no_anchor_is_a_fault(settings, record):
+    fill(10, anchor_every=5)
+    lines = settings.AUDIT_ANCHORS_FILE.read_bytes().splitlines(keepends=True)
+    lines[0] = (Signer.new().sign(record) + "\n").encode()
+    settings.AUDIT_ANCHORS_FILE.write_bytes(b"".join(lines))
+    assert "line 1 of the anchors" in audit_check(rights=EVERYTHING).fault.why
+    settings.AUDIT_ANCHORS_FILE.write_bytes(b"[" * 100_000 + b"\n")
+    assert "line 1 of the anchors" in audit_check(rights=EVERYTHING).fault.why
+
+
+def test_a_check_that_fails_stops_no_other_step_of_the_reconciler(monkeypatch):
+    reconciler, done = Reconciler(), []
+    monkeypatch.setattr(reconciler, "expire_overdue", lambda: 1 / 0)
+    monkeypatch.setattr(reconciler, "check_audit", lambda: done.append("checked"))
+    reconciler.run_pass()
+    assert done == ["checked"]

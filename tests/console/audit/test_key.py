@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
+import sys
 
 import pytest
 from django.conf import settings
 
 from console.access import EVERYTHING
-from console.chain import instant
+from console.chain import body_digest, entry_hash, instant
 from console.clock import db_now
-from console.exceptions import AuditUnavailable
+from console.exceptions import AuditUnavailable, Conflict
 from console.models import AuditEntry
 from console.services import audit_rotation
 from console.services.audit_anchor import audit_anchor
@@ -18,8 +21,10 @@ from console.services.audit_check import audit_check
 from console.services.audit_key import anchors_held, signer
 from console.services.audit_rotation import audit_key_replace
 from console.services.audit_segment import audit_segment_close
-from console.signing import Signer
+from console.signing import Signer, line_of
 from tests.console.audit.exports import ACTOR, exported, fill
+from tests.fakes.stack import ROOT
+from tests.fakes.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.django_db
 
@@ -146,3 +151,99 @@ def test_a_segment_of_the_old_key_and_one_of_the_new(tmp_path):
         files.export = file
         assert files.verify().returncode == 0, files.verify().stdout
     assert audit_check(rights=EVERYTHING, is_full=True).fault is None
+
+
+def test_a_key_that_another_machine_has_is_taken_on_by_this_ones_anchors(tmp_path, settings):
+    fill(10, anchor_every=5)
+    settings.AUDIT_ANCHORS_FILE = tmp_path / "second.jsonl"  # a machine with a file of its own
+    audit_anchor()
+    settings.AUDIT_ANCHORS_FILE = tmp_path / "first.jsonl"
+    audit_anchor()
+    former = settings.AUDIT_KEY_FILE
+    settings.AUDIT_KEY_FILE = tmp_path / "key-2.pem"
+    settings.AUDIT_KEY_FILE.write_bytes(former.read_bytes())
+    now = audit_key_replace(actor=ACTOR)
+    brought = settings.AUDIT_KEY_FILE
+    settings.AUDIT_KEY_FILE, settings.AUDIT_ANCHORS_FILE = former, tmp_path / "second.jsonl"
+    assert audit_key_replace(actor=ACTOR, by=brought) == now == signer().public_hex
+    fill(5)
+    audit_anchor()
+    assert audit_check(rights=EVERYTHING, is_full=True).fault is None
+    files = exported(tmp_path)
+    assert files.verify().returncode == 0, files.verify().stdout
+    with pytest.raises(Conflict, match="in place already"):
+        audit_key_replace(actor=ACTOR, by=brought)
+    with pytest.raises(AuditUnavailable, match="no private key"):
+        audit_key_replace(actor=ACTOR, by=tmp_path / "nothing")
+
+
+def test_where_the_key_beside_was_lost_nothing_is_written_over(monkeypatch):
+    fill(10, anchor_every=10)
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audit_rotation, "_put", dies)
+        with pytest.raises(KeyboardInterrupt):
+            audit_key_replace(actor=ACTOR)
+    beside = settings.AUDIT_KEY_FILE.with_name(f".{settings.AUDIT_KEY_FILE.name}.next")
+    agreed = beside.read_bytes()
+    beside.unlink()
+    with pytest.raises(AuditUnavailable, match="was replaced"):
+        audit_key_replace(actor=ACTOR)
+    assert not beside.exists()
+    beside.write_bytes(agreed)  # it was found again
+    audit_key_replace(actor=ACTOR)
+    assert settings.AUDIT_KEY_FILE.read_bytes() == agreed
+
+
+def test_a_segment_that_a_former_key_forged_is_betrayed_by_the_head_at_its_end(tmp_path):
+    fill(12, anchor_every=4)
+    files = exported(tmp_path)
+    former = signer()
+    audit_key_replace(actor=ACTOR)
+    lines = files.export.read_bytes().splitlines(keepends=True)
+    wrong = "ab" * 32
+    record = {"at": instant(db_now()), "by": "x", "closing": 1, "first": 1, "head": wrong}
+    record |= {"is_segment": True, "last": 4, "sha256": "0" * 64}
+    header = json.loads(lines[0])
+    header |= {"first": 5, "before": wrong, "segment": json.loads(former.sign(record))}
+    files.anchors.write_bytes(settings.AUDIT_ANCHORS_FILE.read_bytes())
+    files.key.write_bytes(settings.AUDIT_KEY_FILE.with_suffix(".pub").read_bytes())
+    files.export.write_bytes(forged(header, wrong, former))
+    done = files.verify()
+    assert done.returncode == 1 and "begins behind other entries" in done.stdout, done.stdout
+
+
+def forged(header, before, key) -> bytes:
+    """Entries 5 and 6 behind a head that never was, closed by `key`."""
+    content, head = (line_of(header) + "\n").encode(), bytes.fromhex(before)
+    for seq in (5, 6):
+        head = entry_hash(head, seq, body_digest("{}"))
+        content += (line_of({"body": "{}", "hash": head.hex(), "seq": seq}) + "\n").encode()
+    closing = {"at": header["at"], "by": "x", "closing": 1, "first": 5, "head": head.hex()}
+    closing |= {"is_segment": False, "last": 6, "sha256": hashlib.sha256(content).hexdigest()}
+    return content + (key.sign(closing) + "\n").encode()
+
+
+@pytest.mark.process
+def test_many_runs_at_once_leave_one_key_that_the_anchors_name(stack):
+    keys = set()
+    runs = [
+        subprocess.Popen(
+            [sys.executable, ROOT / "manage.py", "replace_audit_key"],
+            cwd=stack.dir, env=stack.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    for run in runs:
+        out, err = run.communicate(timeout=PATIENCE_S)
+        assert run.returncode == 0, err
+        keys.add(out.strip().splitlines()[-1])
+    assert len(keys) == 4
+    newest = json.loads((stack.dir / "audit-anchors.jsonl").read_text().splitlines()[-1])
+    in_place = Signer.read(stack.dir / "audit-key.pem").public_hex
+    assert newest["record"].get("next_key", newest["key"]) == in_place
+    verdict = stack.request("GET", "/audit/verify", params={"full": "true"}).json()
+    assert verdict["ok"], verdict
