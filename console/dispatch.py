@@ -7,18 +7,35 @@ from __future__ import annotations
 
 import structlog
 from celery import current_app
-from kombu.exceptions import OperationalError
+from kombu.connection import Connection
+from kombu.exceptions import LimitExceeded, OperationalError
+from kombu.pools import producers
+
+from console.redis_away import redis_is_away, redis_was_away
 
 log = structlog.get_logger(__name__)
 
 RUN_JOB = "console.tasks.jobs.run_job"
+RING_S = 2.0
 
 
 def job_ring(job_id: object) -> bool:
     """Ask a worker to look at the job. False when the broker could not be told."""
+    if redis_is_away():
+        return False
     try:
-        current_app.send_task(RUN_JOB, args=[str(job_id)], retry=False)
-    except (OperationalError, OSError) as error:
+        with producers[_connection()].acquire(block=True, timeout=RING_S) as producer:
+            current_app.send_task(RUN_JOB, args=[str(job_id)], retry=False, producer=producer)
+    except (OperationalError, OSError, LimitExceeded) as error:
+        redis_was_away()
         log.warning("doorbell failed", job_id=str(job_id), error=repr(error))
         return False
     return True
+
+
+def _connection() -> Connection:
+    """The broker's, for publishing only: a worker waits in a read for long, who rings does not."""
+    connection = current_app.connection_for_write()
+    options = {**connection.transport_options, "socket_timeout": RING_S}
+    made: Connection = connection.clone(transport_options=options)
+    return made

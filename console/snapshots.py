@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any  # what Redis holds
 
 import msgspec
 import redis
 from django.conf import settings
 
+from console.redis_away import redis_is_away, redis_was_away
 from engine.protocol import EngineState
 
 PREFIX = "quiesce"
@@ -46,6 +48,17 @@ def redis_client() -> redis.Redis:
     return _clients[pid]
 
 
+def _mget(keys: list[str]) -> list[Any]:
+    """Raises redis.RedisError, at once where it was raised a moment ago."""
+    if redis_is_away():
+        raise redis.ConnectionError("Redis did not answer a moment ago")
+    try:
+        return list(redis_client().mget(keys))
+    except redis.RedisError:
+        redis_was_away()
+        raise
+
+
 def _engine_key(name: str) -> str:
     return f"{PREFIX}:engine:{name}"
 
@@ -60,7 +73,7 @@ def snapshots_get(names: list[str]) -> dict[str, StoredSnapshot]:
     if not names:
         return {}
     try:
-        raw = redis_client().mget([_engine_key(name) for name in names])
+        raw = _mget([_engine_key(name) for name in names])
     except redis.RedisError:
         return {}
     found: dict[str, StoredSnapshot] = {}
@@ -79,8 +92,9 @@ def beat_put(part: str) -> None:
 
 
 def beats_get() -> dict[str, float | None]:
-    """Age in seconds of each part's last sign of life; None when there is none."""
-    raw = redis_client().mget([f"{PREFIX}:beat:{part}" for part in PARTS])
+    """Age in seconds of each part's last sign of life; None when there is none. Raises
+    redis.RedisError."""
+    raw = _mget([f"{PREFIX}:beat:{part}" for part in PARTS])
     now = time.time()
     return {
         part: None if text is None else max(0.0, now - float(text))

@@ -27,7 +27,7 @@ from console.selectors.audit import AuditFilter, audit_rows
 from console.selectors.audit_chain import log_start, newest_segment
 from console.services.audit import audit_append
 from console.services.audit_anchor import audit_anchor
-from console.services.audit_key import signer
+from console.services.audit_key import anchors_check, signer
 from console.signing import Signer, line_of
 
 EXPORT_TYPES = {"jsonl": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}
@@ -163,7 +163,7 @@ def audit_export(
     the entry of this export. Raises Forbidden, AuditUnavailable."""
     actor.rights.require(Act.AUDIT)
     now = now or db_now()
-    signer()  # refuse now rather than at the end of a file
+    anchors_check()  # refuse now rather than after the entry, or at the end of a file
     with transaction.atomic():
         entry = audit_append(
             action="audit.exported",

@@ -69,6 +69,13 @@ def anchors_held() -> Iterator[Anchors]:
         os.close(fd)
 
 
+def anchors_check() -> None:
+    """Could a head be signed now? Raises AuditUnavailable."""
+    with anchors_held() as anchors:
+        anchors.last()
+    signer()
+
+
 _TAIL_BYTES = 8192  # far more than a line
 
 
