@@ -103,6 +103,11 @@ class Follower:
         wait_until(lambda: self.state_of(job) not in ("accepted", "claimed", "dispatched"))
         assert self.state_of(job) == "succeeded", self.get(f"/api/v1/jobs/{job}")
 
+    def export(self, name: str) -> None:
+        url = f"http://127.0.0.1:{self.ports[name]}/api/v1/audit/export?form=jsonl"
+        answer = plain_http.get(url, headers={"Authorization": f"Bearer {self.token()}"})
+        assert answer.status_code == 200, answer.text
+
     def until_online(self) -> None:
         wait_until(lambda: self.get("/api/v1/engines/far")["online"])
 
@@ -218,8 +223,11 @@ def test_the_text_from_its_first_command_to_its_last(follower: Follower) -> None
     audit_key, session_key, token, passwords = blocks("6. Rotate keys")
     follower.start()
     former = (follower.state / "audit-key.pub").read_text()
+    follower.export("PORT_2")  # so the other machine has signed heads too
     shell.run(audit_key.text)
-    assert (top / "state-2" / "audit-key.pub").read_text() != former
+    keys = {(top / name / "audit-key.pub").read_text() for name in ("state", "state-2")}
+    assert len(keys) == 1 and former not in keys
+    follower.export("PORT_2")
     assert "as it was written" in shell.run(check.text)
     before = follower.token()
     shell.run(token.text)
