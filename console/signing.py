@@ -7,6 +7,7 @@ record's bytes. `bin/audit-verify` reads them without any of this code.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple  # a record is any JSON object of text and whole numbers
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 DOMAIN = b"quiesce-audit-v1\0"
+_HEX = re.compile(r"(?:[0-9a-f]{2})+")
 
 
 class SigningError(Exception):
@@ -104,6 +106,9 @@ def opened(line: bytes, public_hex: str = "") -> Signed | None:
 
 
 def _verify(key: str, record: Mapping[str, Any], signature: str) -> None:
+    """Raises ValueError, TypeError, InvalidSignature. Hex is written in one way only."""
+    if not (_HEX.fullmatch(key) and _HEX.fullmatch(signature)):
+        raise ValueError("not hex as we write it")
     Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(
         bytes.fromhex(signature), DOMAIN + line_of(record).encode()
     )

@@ -106,6 +106,16 @@ def test_every_changed_byte_is_found_and_its_entry_named(files, part):
                     assert found.seq == number, (at, number, str(found))
 
 
+def test_a_signature_is_written_in_one_way_only(files):
+    content = files.export.read_bytes()
+    at = content.rfind(b'"signature":"') + len(b'"signature":"')
+    signature = content[at : at + 128]
+    assert signature.upper() != signature
+    for other in (signature.upper(), signature[:2] + b" " + signature[2:]):
+        fault = Checker(files).fault(content[:at] + other + content[at + 128 :])
+        assert "the signature of the closing record is not 128 hex digits" in str(fault)
+
+
 def test_each_line_removed_doubled_or_swapped_is_found(files):
     lines = files.export.read_bytes().splitlines(keepends=True)
     checker = Checker(files)
