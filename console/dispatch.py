@@ -24,13 +24,17 @@ def job_ring(job_id: object) -> bool:
     if redis_is_away():
         return False
     try:
-        with producers[_connection()].acquire(block=True, timeout=RING_S) as producer:
-            current_app.send_task(RUN_JOB, args=[str(job_id)], retry=False, producer=producer)
+        _publish(str(job_id))
     except (OperationalError, OSError, LimitExceeded) as error:
         redis_was_away()
         log.warning("doorbell failed", job_id=str(job_id), error=repr(error))
         return False
     return True
+
+
+def _publish(job_id: str) -> None:
+    with producers[_connection()].acquire(block=True, timeout=RING_S) as producer:
+        current_app.send_task(RUN_JOB, args=[job_id], retry=False, producer=producer)
 
 
 def _connection() -> Connection:

@@ -11,7 +11,7 @@ _seen_at: list[float] = []
 
 def redis_is_away() -> bool:
     """It did not answer a moment ago."""
-    return bool(_seen_at) and monotonic_s() - _seen_at[-1] < REMEMBERED_S
+    return bool(_seen_at) and 0 <= monotonic_s() - _seen_at[-1] < REMEMBERED_S
 
 
 def redis_was_away() -> None:

@@ -218,7 +218,7 @@ class SimGateway:
 
 
 class SimBroker:
-    """What stands for Celery's app: doorbells are lost, doubled, late, or refused."""
+    """What stands for the broker: doorbells are lost, doubled, late, or refused."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -226,7 +226,7 @@ class SimBroker:
         self.idle: list[Actor] = []
         self.down_until = 0.0
 
-    def send_task(self, name: str, args: list[str], retry: bool) -> None:
+    def publish(self, job_id: str) -> None:
         """Ring."""
         world = self._world
         check(not world.db.in_atomic_block, "a doorbell before its commit")
@@ -238,7 +238,7 @@ class SimBroker:
             copies = [world.rng.choice([0.0, 0.0, 0.1, 5.0])] if not world.luck(0.15) else []
             copies += [world.rng.choice([0.0, 3.0, 20.0])] if world.luck(0.15) else []
         for delay_s in copies:
-            world.hub.after(delay_s, lambda: self._deliver(args[0]))
+            world.hub.after(delay_s, lambda: self._deliver(job_id))
 
     def _deliver(self, job_id: str) -> None:
         self.queue.append(job_id)

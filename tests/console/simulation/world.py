@@ -12,7 +12,7 @@ from functools import partial
 from unittest.mock import patch
 from uuid import UUID
 
-from console import dispatch, notify, snapshots
+from console import dispatch, notify, redis_away, snapshots
 from console.choices import TERMINAL_STATES
 from console.clock import clock_used
 from console.gateways import registry
@@ -227,7 +227,9 @@ class World:
         stack.enter_context(clock_used(self.clock))
         drivers = {"quiesce": SimGateway(self)}
         stack.enter_context(patch.dict(registry.DRIVERS, drivers))
-        stack.enter_context(patch.object(dispatch, "current_app", self.broker))
+        stack.enter_context(patch.object(dispatch, "_publish", self.broker.publish))
+        # A process's memory, of which there is one here for all; it only saves a wait.
+        stack.enter_context(patch.object(redis_away, "REMEMBERED_S", 0.0))
         stack.enter_context(patch.object(notify, "_send", self._hint))
         stack.enter_context(patch.object(snapshots, "redis_client", lambda: self.redis))
         stack.enter_context(patch.object(jobs, "uuid7", self.new_id))
