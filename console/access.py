@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from types import MappingProxyType
 
 from django.db.models import TextChoices
@@ -125,6 +126,7 @@ class Rights:
     grants: tuple[Grant, ...] = ()
     scopes: frozenset[Act] | None = None  # None: no token, or one with all that its owner may
     reach: Selector = selector_read("")  # noqa: RUF009  # of the token
+    ends_at: datetime | None = None  # of the token; None: no token, or one without an end
 
     def _with(self, act: Act, labels: Mapping[str, str] | None) -> list[Grant]:
         """The grants that give `act` on an engine, or on any when `labels` is None."""

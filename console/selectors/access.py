@@ -35,6 +35,7 @@ def rights_of(user: User, token: ApiToken | None = None) -> Rights:
         grants=tuple(grant_of(row) for row in RoleGrant.objects.filter(user=user)),
         scopes=scopes,
         reach=selector_read(token.reach if token is not None else ""),
+        ends_at=token.expires_at if token is not None else None,
     )
 
 

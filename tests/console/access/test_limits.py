@@ -237,6 +237,27 @@ def test_a_token_begets_none_that_may_more():
         )  # fmt: skip
 
 
+def test_a_token_begets_none_that_outlives_it(user):
+    ends = db_now() + timedelta(days=1)
+    text = token_create(
+        username="ana", name="t", scopes=["tokens:write"], expires_at=ends, actor=SYSTEM
+    ).text
+    program = Client(headers={"authorization": f"Bearer {text}"})
+    body = {"name": "u", "scopes": ["tokens:write"]}
+
+    def make(later_s):
+        asked = {**body, "expires_at": (ends + timedelta(seconds=later_s)).isoformat()}
+        return program.post("/api/v1/tokens", asked, content_type="application/json")
+
+    for later_s in (1, 20 * 86_400):
+        answer = make(later_s)
+        assert answer.status_code == 422, answer.content
+        assert ends.isoformat() in answer.json()["detail"]
+    assert ApiToken.objects.count() == 1
+    assert make(0).status_code == 201
+    assert make(-1).status_code == 201
+
+
 def gone(how, user, made):
     match how:
         case "role taken":
