@@ -7,13 +7,18 @@ the cookie decides, and then a CSRF token is needed on every method that changes
 from __future__ import annotations
 
 from django.conf import settings
+from django.contrib.auth import get_user
 from django.http import HttpRequest
+from ninja.errors import AuthenticationError
 from ninja.security import APIKeyCookie, HttpBearer
 
+from console.access import Rights
 from console.actors import Actor
 from console.choices import Via
+from console.clock import db_now
 from console.models import ApiToken, User
-from console.requests import actor_of
+from console.requests import actor_of, token_of
+from console.selectors.access import rights_of, token_is_live
 from console.services.tokens import token_verify
 
 
@@ -51,3 +56,20 @@ AUTH = [TokenAuth(), SessionAuth()]
 def actor(request: HttpRequest) -> Actor:
     """Who calls, for services."""
     return actor_of(request, via=Via.API)
+
+
+def rights_now(request: HttpRequest) -> Rights:
+    """What whoever was let in may do by now, for a request that has waited.
+
+    Raises AuthenticationError once the token was revoked or has ended, the person was disabled, or
+    the session has ended.
+    """
+    token, user = token_of(request), None
+    if token is not None:
+        token = ApiToken.objects.select_related("user").filter(pk=token.pk).first()
+        user = token.user if token is not None and token_is_live(token, db_now()) else None
+    elif request.session.exists(str(request.session.session_key)):
+        user = get_user(request)
+    if not isinstance(user, User) or not user.is_active:
+        raise AuthenticationError
+    return rights_of(user, token)

@@ -7,8 +7,9 @@ rows: `console.selectors.access` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from types import MappingProxyType
 
 from django.db.models import TextChoices
@@ -125,6 +126,7 @@ class Rights:
     grants: tuple[Grant, ...] = ()
     scopes: frozenset[Act] | None = None  # None: no token, or one with all that its owner may
     reach: Selector = selector_read("")  # noqa: RUF009  # of the token
+    ends_at: datetime | None = None  # of the token; None: no token, or one without an end
 
     def _with(self, act: Act, labels: Mapping[str, str] | None) -> list[Grant]:
         """The grants that give `act` on an engine, or on any when `labels` is None."""
@@ -160,7 +162,13 @@ class Rights:
         """
         grants = self._with(act, labels)
         if whose and (asked_by is None or asked_by != self.user_id):
-            grants = [grant for grant in grants if grant.role not in OWN_JOBS_ONLY]
+            own, grants = grants, [one for one in grants if one.role not in OWN_JOBS_ONLY]
+            if own and not grants:
+                raise Forbidden(
+                    f"the role {own[0].role} steers only their own jobs; those of others need "
+                    f"{roles_with(act, but=OWN_JOBS_ONLY)}, and an admin grants it",
+                    facts={"act": str(act)},
+                )
         if not grants:
             raise Forbidden(self._missing(act, labels), facts={"act": str(act)})
         if asked is not None:
@@ -192,9 +200,9 @@ class Rights:
         return f"{act} needs {roles_with(act)}{where}; an admin grants it"
 
 
-def roles_with(act: Act) -> str:
+def roles_with(act: Act, *, but: Collection[Role] = ()) -> str:
     """`the role operator or admin`."""
-    names = [str(role) for role in Role if act in ROLE_ACTS[role]]
+    names = [str(role) for role in Role if act in ROLE_ACTS[role] and role not in but]
     return (
         f"the role {', '.join(names[:-1])} or {names[-1]}"
         if len(names) > 1

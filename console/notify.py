@@ -7,15 +7,21 @@ never blocks and never fails its caller.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any  # a channel layer is known to Channels by name only
 
 import redis
 import structlog
 from channels.layers import get_channel_layer
+from django.conf import settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +32,7 @@ HINT = "live.hint"  # consumers handle it as `live_hint`
 CLOSED = "live.closed"  # consumers handle it as `live_closed`
 RIGHTS = "live.rights"  # consumers handle it as `live_rights`
 MAX_PENDING = 1000
+ASK_S = 1.0  # how long a command waits for Redis before it goes on without
 
 
 def fleet_topic(after: str = "", q: str = "") -> str:
@@ -131,7 +138,45 @@ _senders: dict[int, _Sender] = {}
 _lock = threading.Lock()
 
 
+_held: ContextVar[list[tuple[str, dict[str, Any]]] | None] = ContextVar("held", default=None)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Collect hints, and send none: for a process that ends, to hand to `sent_now`."""
+    hints: list[tuple[str, dict[str, Any]]] = []
+    token = _held.set(hints)
+    try:
+        yield hints
+    finally:
+        _held.reset(token)
+
+
+def sent_now(hints: list[tuple[str, dict[str, Any]]]) -> bool:
+    """Send what was held back, and wait for it; False, soon, when Redis does not answer."""
+    if not hints:
+        return True
+    try:
+        with redis.Redis.from_url(
+            settings.REDIS_URL,
+            socket_connect_timeout=ASK_S,
+            socket_timeout=ASK_S,
+            retry=Retry(NoBackoff(), 0),
+        ) as client:
+            client.ping()
+    except redis.RedisError:
+        return False
+    for group, message in hints:
+        _send(group, message)
+    settle()
+    return True
+
+
 def _send(group: str, message: dict[str, Any]) -> None:
+    held = _held.get()
+    if held is not None:
+        held.append((group, message))
+        return
     pid = os.getpid()
     with _lock:
         if pid not in _senders:

@@ -10,7 +10,7 @@ from django.db import close_old_connections
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Status
 
-from api.auth import actor
+from api.auth import actor, rights_now
 from api.query import only_query
 from api.schemas.inputs import (
     CancelIn,
@@ -24,7 +24,6 @@ from api.schemas.inputs import (
 )
 from api.schemas.outputs import JobOut, JobPage, Problem
 from api.schemas.weights import PlanOut
-from console.access import Rights
 from console.choices import OnConflict
 from console.exceptions import Invalid
 from console.models import Job
@@ -103,19 +102,25 @@ def create(
         actor=actor(request),
         idempotency_key=_idempotency_key(request),
     )
-    ended = _awaited(asked.job, query.wait_s, rights_in(request))
+    ended = _awaited(request, asked.job, query.wait_s)
     return _accepted(response, JobAsked(ended, asked.is_new))
 
 
-def _awaited(found: Job, wait_s: float, rights: Rights) -> Job:
-    """The job once it has ended, or as it is after `wait_s`."""
-    ends = time.monotonic() + wait_s
-    while not is_final(found) and (left_s := ends - time.monotonic()) > 0:
+def _awaited(request: HttpRequest, found: Job, wait_s: float) -> Job:
+    """The job once it has ended, or as it is after `wait_s`, for whoever may still read it.
+
+    Raises AuthenticationError, Forbidden, JobNotFound when they may not any more.
+    """
+    ends, version = time.monotonic() + wait_s, found.version
+    is_over, has_waited = is_final(found), False
+    while not is_over and (left_s := ends - time.monotonic()) > 0:
         close_old_connections()  # none is held while waiting
         time.sleep(min(POLL_S, left_s))
-        if job_version(job_id=found.pk) != found.version:
-            found = job_get(job_id=found.pk, rights=rights)
-    return found
+        has_waited = True
+        if job_version(job_id=found.pk) != version:
+            found = job_get(job_id=found.pk, rights=rights_now(request))
+            is_over, version = is_final(found), found.version
+    return job_get(job_id=found.pk, rights=rights_now(request)) if has_waited else found
 
 
 @router.get(
@@ -151,8 +156,8 @@ def job(
     request: HttpRequest, response: HttpResponse, job_id: UUID, query: Query[WaitQuery]
 ) -> Status:
     """One job; with `wait_s`, once it has ended or that time is over."""
-    rights = rights_in(request)
-    found = _awaited(job_get(job_id=job_id, rights=rights), query.wait_s, rights)
+    found = job_get(job_id=job_id, rights=rights_in(request))
+    found = _awaited(request, found, query.wait_s)
     response["ETag"] = f'"{found.version}"'
     if request.headers.get("If-None-Match", "").strip() == response["ETag"]:
         return Status(304, None)

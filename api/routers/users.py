@@ -67,7 +67,7 @@ def create(request: HttpRequest, body: UserIn) -> Status[dict[str, Any]]:
     """With these roles on every engine. A person's password is in this answer, and never again."""
     asker = actor(request)
     password = "" if body.is_service else password_make()
-    user_create(
+    made = user_create(
         username=body.username,
         full_name=body.full_name,
         password=password,
@@ -76,8 +76,8 @@ def create(request: HttpRequest, body: UserIn) -> Status[dict[str, Any]]:
         actor=asker,
         process="web",
     )
-    made = user_get(username=body.username, rights=asker.rights)
-    return Status(201, {**user_payload(made), "password": password or None})
+    found = user_get(username=made.username, rights=asker.rights)
+    return Status(201, {**user_payload(found), "password": password or None})
 
 
 @router.get(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import secrets
@@ -55,12 +56,17 @@ def base_env(options: Options, redis_url: str) -> dict[str, str]:
 def private_text(path: Path) -> str:
     """A random secret in a file of mode 0600, made once."""
     if not path.exists():
-        temp = path.with_suffix(".new")
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-        temp.replace(path)
+        _private_write(path, secrets.token_urlsafe(32))
     return path.read_text().strip()
+
+
+def _private_write(path: Path, text: str) -> None:
+    """One line in a file of mode 0600, there as a whole or not at all."""
+    temp = path.with_suffix(".new")
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text + "\n")
+    temp.replace(path)
 
 
 def valkey_server() -> str:
@@ -104,13 +110,22 @@ def valkey(options: Options) -> tuple[Service, str]:
             'appendonly yes\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
         )
     service = Service("valkey", [valkey_server(), str(settings)], dict(os.environ))
-    return service, f"redis://:{password}@127.0.0.1:{port}/0"
+    url = f"redis://:{password}@127.0.0.1:{port}/0"
+    _private_write(_url_file(options), url)
+    atexit.register(_url_file(options).unlink, missing_ok=True)
+    return service, url
+
+
+def _url_file(options: Options) -> Path:
+    """Where `manage.py` beside a running `bin/run` finds the embedded broker: while it runs."""
+    return options.state_dir / "valkey" / "url"
 
 
 def plan(options: Options, *, run_dir: Path, model: Path | None) -> Plan:
     """Everything that `bin/run` keeps alive, in start order."""
     made = Plan(options, run_dir, model, private_text(options.state_dir / "engine-admin-key"))
     redis_url = options.redis_url
+    _url_file(options).unlink(missing_ok=True)  # left by a start that was killed
     if not redis_url:
         service, redis_url = valkey(options)
         made.services.append(service)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import getpass
 from typing import ClassVar
+from urllib.parse import urlsplit
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from console import notify
@@ -31,13 +33,24 @@ class ActingCommand(BaseCommand):
 
     def handle(self, *args: object, **options: object) -> None:
         """Check, act; a refusal is the command's failure, in one sentence."""
+        with notify.held_back() as hints:
+            refused = self._refused(options)
+        if not notify.sent_now(hints):
+            self.stderr.write(
+                f"Done, but no Redis answers at {_redis_address()}, so open pages were not told: "
+                "they notice at their next reading. REDIS_URL must name the console's."
+            )
+        if refused is not None:
+            raise CommandError(refused.message) from refused
+
+    def _refused(self, options: dict[str, object]) -> ConsoleError | None:
         try:
             actor = self.actor(str(options["acting"] or ""))
             actor.rights.require(self.needs)
             self.act(actor, options)
-            notify.settle()
         except ConsoleError as error:
-            raise CommandError(error.message) from error
+            return error
+        return None
 
     def act(self, actor: Actor, options: dict[str, object]) -> None:
         """Do it. May raise ConsoleError."""
@@ -51,6 +64,12 @@ class ActingCommand(BaseCommand):
         if user is None:
             raise CommandError(f"no user is named {name!r}")
         return Actor(user.pk, user.username, Via.CLI, rights=rights_of(user))
+
+
+def _redis_address() -> str:
+    """Where Redis was looked for, without its password."""
+    parts = urlsplit(settings.REDIS_URL)
+    return parts.netloc.rpartition("@")[2] or parts.path
 
 
 def _login() -> str:

@@ -85,8 +85,8 @@ def answered(
     undone: Job | None = None,
 ) -> HttpResponseBase:
     """On to the job's page; or `again`, the form with its errors: 422 when it has no parameters to
-    send, else the refusal's status. `undone` is what the form was opened to take back. Raises
-    EngineNotFound."""
+    send, else the refusal's status. `undone` is what the form was opened to take back: refused once
+    that was changed, whatever the form asks for by now. Raises EngineNotFound."""
     if params is None:
         return again(422)
     origin = origin_of(undone, params) if undone is not None else None
@@ -100,6 +100,7 @@ def answered(
             actor=actor_of(request, via=Via.UI),
             idempotency_key=form.key,
             origin=origin,
+            takes_back=undone,
         ),
         again,
     )

@@ -30,6 +30,7 @@ from console.selectors.engines import EngineView, engine_get
 from console.selectors.jobs import job_get
 from console.selectors.plans import Plan, job_plan
 from console.selectors.storage import policies_of
+from console.selectors.undo import undo_check
 from engine.protocol import MAX_TIMEOUT_S
 
 UNSEEN = "(secret, told to the engine only)"
@@ -214,7 +215,9 @@ def attach(request: HttpRequest, name: str) -> HttpResponseBase:
     view = _engine(request, name)
     if request.method != "POST":
         form = BackendForm.begin(view, request.GET.get("backend", ""))
-        _undone(request, form)
+        undone = _undone(request, form)
+        if undone is not None:
+            undo_check(undone, view)
         return _form_page(request, form, view)
     form = BackendForm.of(view, request.POST)
     undone = _undone(request, form)

@@ -10,7 +10,8 @@ from console.access import KIND_ACTS, Rights
 from console.choices import STORAGE_KINDS, JobKind, JobState, RankState
 from console.models import Job
 from console.selectors.engines import EngineView
-from console.selectors.storage import Attached, Change, is_as_left, undo_of
+from console.selectors.storage import Attached, Change, undo_of
+from console.selectors.undo import can_be_undone
 from console.templatetags.access_tags import denied_attrs
 from console.templatetags.q_tags import Cells, icon, short
 
@@ -86,10 +87,10 @@ def partial_words(job: Job) -> str:
 def undo_link(job: Job, view: EngineView, rights: Rights) -> SafeString:
     """The button of the inverse, which opens its plan; nothing where there is none.
 
-    Nor once something else is attached than the job left: then it would undo another's work.
+    Nor once that was changed since: then it would undo another's work.
     """
     undo = undo_of(job) if job.kind in STORAGE_KINDS else None
-    if undo is None or not is_as_left(job, view):
+    if undo is None or not can_be_undone(job, view):
         return SafeString("")
     engine = job.engine.name
     if undo.kind == JobKind.ATTACH_STORAGE_BACKEND:

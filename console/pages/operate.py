@@ -34,7 +34,8 @@ from console.requests import rights_in
 from console.selectors.engines import EngineView, engine_get
 from console.selectors.jobs import job_get
 from console.selectors.plans import job_plan
-from console.selectors.storage import policies_of, undo_of
+from console.selectors.storage import Undo, policies_of, undo_of
+from console.selectors.undo import undo_check
 from console.templatetags.q_tags import short
 from engine.protocol import MAX_TIMEOUT_S
 
@@ -111,11 +112,16 @@ class OperateForm:
             if choice.is_policy:
                 self.values[choice.name] = [now.get(choice.name, choice.options[0][0])]
 
-    def prefill(self, job: Job) -> None:
-        """Begin as the undo of `job`."""
+    def undo(self, job: Job) -> Undo:
+        """What it takes back of `job`. Raises Conflict where that is nothing."""
         undo = undo_of(job)
         if undo is None or undo.kind != self.kind or job.engine.name != self.engine:
             raise Conflict(f"job {short(job.pk)} has nothing that {self.kind} would undo")
+        return undo
+
+    def prefill(self, job: Job) -> None:
+        """Begin as the undo of `job`."""
+        undo = self.undo(job)
         for name, word in undo.policies.items():
             self.values[name] = [word]
         self.reason = undo_reason(job)
@@ -211,7 +217,10 @@ def operate(request: HttpRequest, name: str, kind: str) -> HttpResponseBase:
         form.begin(view)
         if undone is not None:
             form.prefill(undone)
+            undo_check(undone, view)
         return _form_page(request, form, view)
+    if undone is not None:
+        form.undo(undone)
     return answered(
         request,
         form,

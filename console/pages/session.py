@@ -70,7 +70,7 @@ class LogIn(LoginView):
 
     def form_invalid(self, form: AuthenticationForm) -> HttpResponse:
         """Record the try; a name that nobody has may be a password, so it is not kept."""
-        name = str(form.data.get("username", ""))[:150]
+        name = User.normalize_username(str(form.data.get("username", "")))[:150]
         is_known = User.objects.filter(username=name).exists()
         attempt_note(
             action="session.refused",

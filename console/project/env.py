@@ -86,13 +86,30 @@ def _secret(env: Mapping[str, str], state_dir: Path) -> str:
         secret_key_check(secret, "QUIESCE_SECRET_KEY")
         return secret
     path = state_dir / "secret-key"
-    if not path.is_file():
+    kept = _private(path)
+    if kept is None:
         return ""
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise EnvError(f"{path} can be read by other users; set its mode to 0600.")
-    secret = path.read_text().strip()
-    secret_key_check(secret, str(path))
-    return secret
+    secret_key_check(kept, str(path))
+    return kept
+
+
+def _private(path: Path) -> str | None:
+    """What a file of one's own says; None without it."""
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise EnvError(f"{path} can be read by other users; set its mode to 0600.")
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def _redis_url(env: Mapping[str, str], state_dir: Path) -> str:
+    """The one that is named; else that of the `bin/run` of this folder, while it runs."""
+    embedded = None
+    if not env.get("REDIS_URL", "").strip():
+        embedded = _private(state_dir / "valkey" / "url")
+    default = embedded or "redis://127.0.0.1:6379/0"
+    return _url(env, "REDIS_URL", ("redis", "rediss", "unix"), default)
 
 
 def _hosts(env: Mapping[str, str], debug: bool) -> tuple[str, ...]:
@@ -149,7 +166,7 @@ def env_read(env: Mapping[str, str]) -> Env:
         trust_proxy=_flag(env, "QUIESCE_TRUST_PROXY"),
         database_url=_url(env, "DATABASE_URL", ("postgres", "postgresql", "sqlite"), "") or None,
         database_pool_size=_number(env, "QUIESCE_DATABASE_POOL_SIZE", 10, 1, 1000),
-        redis_url=_url(env, "REDIS_URL", ("redis", "rediss", "unix"), "redis://127.0.0.1:6379/0"),
+        redis_url=_redis_url(env, state_dir),
         visibility_timeout_s=_number(env, "QUIESCE_VISIBILITY_TIMEOUT_S", 3600, 1, 604_800),
         static_root=Path(static_root) if static_root else None,
         staging_allowance_s=_number(env, "QUIESCE_STAGING_ALLOWANCE_S", 600, 1, 86_400),

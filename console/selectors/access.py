@@ -35,6 +35,7 @@ def rights_of(user: User, token: ApiToken | None = None) -> Rights:
         grants=tuple(grant_of(row) for row in RoleGrant.objects.filter(user=user)),
         scopes=scopes,
         reach=selector_read(token.reach if token is not None else ""),
+        ends_at=token.expires_at if token is not None else None,
     )
 
 
@@ -53,9 +54,28 @@ def rights_behind(job: Job) -> Rights:
         return NOTHING
     if not job.token_prefix:
         return rights_of(user)
-    prefix = job.token_prefix.removeprefix("qsc_")
-    token = ApiToken.objects.filter(prefix=prefix, user=user, revoked_at=None).first()
+    token = _token_behind(job)
     return rights_of(user, token) if token is not None else NOTHING
+
+
+def _token_behind(job: Job) -> ApiToken | None:
+    """The token that a job was asked for with, unless it was revoked; one that ended is there."""
+    prefix = job.token_prefix.removeprefix("qsc_")
+    return ApiToken.objects.filter(prefix=prefix, user=job.requested_by_id, revoked_at=None).first()
+
+
+def why_shut_out(job: Job) -> str:
+    """Why whoever asked for a job may do nothing at all any more, whatever their roles; or ""."""
+    user = job.requested_by
+    if job.via == Via.SYSTEM:
+        return ""
+    if user is None:
+        return "this account is not there any more"
+    if not user.is_active:
+        return "this account was disabled"
+    if job.token_prefix and _token_behind(job) is None:
+        return f"the token {job.token_prefix} was revoked"
+    return ""
 
 
 def labels_of_engine(engine: Engine) -> dict[str, str]:

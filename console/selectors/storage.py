@@ -226,16 +226,19 @@ def undo_of(job: Job) -> Undo | None:
 
 
 def is_as_left(job: Job, view: EngineView) -> bool:
-    """What is attached is what this job left: nobody changed it since."""
+    """What this job left is there: what is attached, and the policies if it changed them."""
     change, now = Change.of(job), attached_of(view)
     if view.state is None or change is None:
         return False
-    if _is_newer(job, view.state):
+    if is_newer(job, view.state):
         return True
+    undo = undo_of(job)
+    if undo is not None and undo.policies and policies_of(view.state.policies) != change.policies:
+        return False
     return change.now is None if now is None else now.is_same_as(change.now)
 
 
-def _is_newer(job: Job, state: EngineState) -> bool:
+def is_newer(job: Job, state: EngineState) -> bool:
     """The engine's newest snapshot is from before the job's end, which is told another way."""
     reply = job.reply or {}
     finished_s = reply.get("finished_clock_s")

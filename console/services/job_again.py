@@ -21,9 +21,8 @@ from console.params.control import ContinueParams, ResumeParams
 from console.params.registry import params_from
 from console.params.storage import AttachParams, DetachParams, PoliciesParams
 from console.selectors.access import labels_of_engine
-from console.selectors.engines import engine_get
 from console.selectors.jobs import job_get
-from console.selectors.storage import is_as_left, undo_of
+from console.selectors.storage import undo_of
 from console.services.job_control import version_check
 from console.services.jobs import JobAsked, Origin, job_create
 
@@ -78,17 +77,13 @@ def job_undo(
 ) -> JobAsked:
     """Ask for the inverse of a job that succeeded.
 
-    Raises JobNotFound, Conflict where there is none or where somebody changed it since, and what
-    job_create raises.
+    Raises JobNotFound, Conflict where there is none or where what the job left was changed since,
+    and what job_create raises.
     """
     job = _followed(job_id, actor, if_version)
     params = inverse_of(job)
     if params is None:
         raise Conflict(f"job {job.pk} cannot be undone: {_why_not(job)}")
-    if job.kind in STORAGE_KINDS and not is_as_left(
-        job, engine_get(name=job.engine.name, rights=actor.rights)
-    ):
-        raise Conflict(f"job {job.pk} cannot be undone: what it left was changed since")
     return job_create(
         engine_name=job.engine.name,
         params=params,
@@ -97,6 +92,7 @@ def job_undo(
         actor=actor,
         idempotency_key=idempotency_key,
         origin=Origin(job, Follow.UNDO),
+        takes_back=job,
     )
 
 

@@ -19,7 +19,7 @@ from console.clock import db_now
 from console.exceptions import Forbidden
 from console.models import Job
 from console.params.registry import params_from
-from console.selectors.access import rights_behind
+from console.selectors.access import rights_behind, why_shut_out
 from console.services.jobs import job_require
 from console.services.transitions import job_move
 
@@ -63,11 +63,12 @@ def _still_allowed(job: Job, now: datetime) -> bool:
             rights=rights_behind(job),
         )
     except Forbidden as error:
+        why = why_shut_out(job) or error.message
         job_unsendable(
             job_id=job.pk,
             attempt=job.attempt,
             code=error.code,
-            message=f"{job.requested_by_name} may not do this any more: {error.message}",
+            message=f"{job.requested_by_name} may not do this any more: {why}",
             now=now,
         )
         return False

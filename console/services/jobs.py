@@ -37,8 +37,9 @@ from console.ids import uuid7
 from console.models import Engine, Job
 from console.params import JobParams
 from console.selectors.access import labels_of_engine
-from console.selectors.engines import engine_named
+from console.selectors.engines import engine_named, engine_view
 from console.selectors.jobs import job_holder, remaining_s
+from console.selectors.undo import later_check, left_check
 from console.services.audit import Fact, audit_append, canonical
 from console.services.foreign import foreign_holder
 from console.services.reasons import reason_read
@@ -108,6 +109,19 @@ def _refuse(engine_name: str, holder: Job, now: datetime) -> EngineBusy:
     )
 
 
+def _stranger_check(engine: Engine) -> None:
+    """Raise EngineBusy while an operation of nobody here holds the engine.
+
+    It asks the engine, so before the transaction; what comes in between, the engine refuses.
+    """
+    stranger = foreign_holder(engine=engine)
+    if stranger is not None:
+        raise EngineBusy(
+            f"operation {stranger.op_id}, not of this console, holds engine {engine.name}",
+            facts={"holder": stranger.op_id, "remaining_s": round(stranger.remaining_s, 1)},
+        )
+
+
 def job_require(*, engine: Engine, params: JobParams, rights: Rights) -> None:
     """Raise Forbidden unless `rights` allow such a job on this engine, as it is asked for."""
     waits = params.kind in WAITING_KINDS
@@ -131,13 +145,16 @@ def job_create(
     actor: Actor,
     idempotency_key: str | None = None,
     origin: Origin | None = None,
+    takes_back: Job | None = None,
     process: str = "web",
     now: datetime | None = None,
 ) -> JobAsked:
     """Accept a job, or return the one that the same key made.
 
-    What kind of job is said by the class of `params`. Raises EngineNotFound, Forbidden,
-    EngineDisabled, EngineBusy (409, names the holder), IdempotencyMismatch, Invalid;
+    What kind of job is said by the class of `params`. With `takes_back` it is refused (Conflict)
+    unless that job was of this engine and nothing changed since what it left. Raises
+    EngineNotFound, Forbidden, EngineDisabled, EngineBusy (409, names the holder),
+    IdempotencyMismatch, Invalid;
     EngineUnreachable, EngineRefused when there are secrets that it does not take beforehand.
     """
     engine = engine_named(engine_name, rights=actor.rights)
@@ -154,15 +171,12 @@ def job_create(
         return replayed
     if not engine.enabled:
         raise EngineDisabled(f"engine {engine_name} is disabled")
+    # After the replay: a request that comes twice is answered as the first time.
+    if takes_back is not None:
+        left_check(takes_back, engine_view(engine))
     is_exclusive = params.kind not in SHARED_KINDS
     if is_exclusive and on_conflict == OnConflict.REFUSE:
-        # Asks the engine, so before the transaction; what comes in between, the engine refuses.
-        stranger = foreign_holder(engine=engine)
-        if stranger is not None:
-            raise EngineBusy(
-                f"operation {stranger.op_id}, not of this console, holds engine {engine_name}",
-                facts={"holder": stranger.op_id, "remaining_s": round(stranger.remaining_s, 1)},
-            )
+        _stranger_check(engine)
     try:
         with transaction.atomic():
             Engine.objects.select_for_update().get(pk=engine.pk)  # one asker at a time
@@ -172,6 +186,8 @@ def job_create(
             holder = job_holder(engine=engine) if is_exclusive else None
             if holder is not None and on_conflict == OnConflict.REFUSE:
                 raise _refuse(engine_name, holder, asked_at)
+            if takes_back is not None:
+                later_check(takes_back)
             return JobAsked(
                 job=_insert(
                     job_id,

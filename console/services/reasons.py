@@ -8,6 +8,10 @@ in a terminal; PostgreSQL takes no NUL at all. Used by every service that record
 from __future__ import annotations
 
 import re
+import unicodedata
+
+from django.contrib.auth.validators import UnicodeUsernameValidator
+from django.core.exceptions import ValidationError
 
 from console.exceptions import Invalid
 
@@ -24,6 +28,19 @@ def reason_read(text: str) -> str:
 def full_name_read(text: str) -> str:
     """A person's name likewise. Raises Invalid."""
     return _read("full name", text, MAX_NAME_CHARS)
+
+
+def username_read(text: str) -> str:
+    """The name that somebody logs in with, as it is kept and as a log-in reads it: NFKC, so that
+    `ＢＯＢ` is `BOB`. Raises Invalid."""
+    name = unicodedata.normalize("NFKC", text.strip())
+    try:
+        UnicodeUsernameValidator()(name)
+    except ValidationError as error:
+        raise Invalid("a user name holds letters, digits and @ . + - _ only") from error
+    if len(name) > MAX_NAME_CHARS:
+        raise Invalid(f"user name must have at most {MAX_NAME_CHARS} characters")
+    return name
 
 
 def _read(what: str, text: str, most: int) -> str:

@@ -74,6 +74,23 @@ def _scopes_check(scopes: Sequence[str] | None, rights: Rights) -> list[str] | N
     return [act for act in Act.values if act in scopes]
 
 
+def _end_check(expires_at: datetime | None, actor: Actor, now: datetime) -> None:
+    """A token made with a token ends with it at the latest: who steals one gains no time by it.
+
+    Raises Invalid, naming the limit.
+    """
+    is_local = actor.via in (Via.SYSTEM, Via.CLI)
+    if not is_local and (expires_at is None or expires_at > now + MAX_LIFE):
+        raise Invalid(f"a token lives {MAX_LIFE.days} days at most")
+    if expires_at is not None and expires_at <= now:
+        raise Invalid("a token must end in the future")
+    last_at = actor.rights.ends_at
+    if last_at is not None and (expires_at is None or expires_at > last_at):
+        raise Invalid(
+            f"a token made with this token ends with it, at {last_at.isoformat()}, at the latest"
+        )
+
+
 @transaction.atomic
 def token_create(
     *,
@@ -105,11 +122,7 @@ def token_create(
     selected = selector_read(reach)
     if not actor.rights.reach.is_all and selected.text != actor.rights.reach.text:
         raise Forbidden("this token makes tokens that reach what it reaches itself")
-    is_local = actor.via in (Via.SYSTEM, Via.CLI)
-    if not is_local and (expires_at is None or expires_at > now + MAX_LIFE):
-        raise Invalid(f"a token lives {MAX_LIFE.days} days at most")
-    if expires_at is not None and expires_at <= now:
-        raise Invalid("a token must end in the future")
+    _end_check(expires_at, actor, now)
     live = Q(expires_at=None) | Q(expires_at__gt=now)
     if ApiToken.objects.filter(live, user=owner, revoked_at=None).count() >= MAX_LIVE:
         raise Conflict(f"{username} has {MAX_LIVE} tokens that have not ended; revoke some")

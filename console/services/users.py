@@ -20,7 +20,7 @@ from console.exceptions import AlreadyExists, Conflict, Invalid, NotFound
 from console.models import User
 from console.services.audit import Fact, audit_append
 from console.services.grants import grant_give, last_admin_check
-from console.services.reasons import full_name_read
+from console.services.reasons import full_name_read, username_read
 
 
 def password_make() -> str:
@@ -55,6 +55,17 @@ def _locked(username: str) -> User:
     return user
 
 
+def _free_check(username: str) -> None:
+    """Raise AlreadyExists for a name that differs from another in its case at most.
+
+    Compared here: databases do not agree on the case of letters beyond ASCII.
+    """
+    wanted = username.casefold()
+    for known in User.objects.values_list("username", flat=True):
+        if known.casefold() == wanted:
+            raise AlreadyExists(f"user {known!r} exists already")
+
+
 @transaction.atomic
 def user_create(
     *,
@@ -68,11 +79,12 @@ def user_create(
     now: datetime | None = None,
 ) -> User:
     """Make a person who can log in, or a service account, which has no password; with these roles
-    on every engine. Raises Forbidden, AlreadyExists, Invalid (weak password, bad name)."""
+    on every engine. The name is kept in NFKC, so the caller goes on with that of the answer.
+    Raises Forbidden, AlreadyExists, Invalid (weak password, bad name)."""
     actor.rights.require(Act.USERS)
     now = now or db_now()
-    if User.objects.filter(username=username).exists():
-        raise AlreadyExists(f"user {username!r} exists already")
+    username = username_read(username)
+    _free_check(username)
     name = full_name_read(full_name)
     user = User(username=username, is_service=is_service, first_name=name)
     if is_service:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.conf import settings
@@ -13,6 +15,7 @@ from console.models import AuditEntry, AuditSegment
 from console.selectors.audit import audit_head
 from console.services.job_control import job_cancel
 from tests.fakes.plain_http import client
+from tests.fakes.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -145,3 +148,69 @@ def test_a_job_is_asked_for_and_awaited_in_one_request_and_says_what_each_rank_d
     ]  # fmt: skip
     waiting = stack.request("POST", "/jobs?wait_s=61", json=body)
     assert waiting.status_code == 422
+
+
+def revoke(stack, name, token):
+    stack.manage("revoke_token", token)
+
+
+def disable(stack, name, token):
+    stack.manage("set_user", name, "--disable")
+
+
+def take(stack, name, token):
+    stack.manage("take_role", name, "operator")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("end", "status"), [(revoke, 401), (disable, 401), (take, 403)])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_wait_is_answered_by_what_its_asker_may_do_by_then(
+    stack, stack_engine, method, end, status
+):
+    """The rights go while it waits, the job ends after: its end is not for them any more."""
+    name = f"waiter{uuid.uuid4().hex[:6]}"
+    stack.manage("create_user", name, "--role", "operator", "--service")
+    token = stack.manage("create_token", name, "t").stdout.strip()
+    stack_engine.busy(1)
+    if method == "POST":
+        path = "/jobs?wait_s=60"
+        body = {"engine": stack_engine.name, "kind": "flush_cache", "params": {"timeout_s": 300}}
+    else:
+        path, body = f"/jobs/{stack.submit(stack_engine, timeout_s=300)}?wait_s=60", None
+
+    def wait():
+        headers = {"Authorization": f"Bearer {token}"}
+        return stack.request(method, path, json=body, headers=headers, timeout=PATIENCE_S)
+
+    def pending():
+        found = stack.request("GET", f"/jobs?engine={stack_engine.name}&open=true").json()["items"]
+        return found[0]["id"] if found else None
+
+    def has_begun():
+        tokens = stack.request("GET", "/tokens").json()["items"]
+        return pending() and any(one["owner"] == name and one["last_used_at"] for one in tokens)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        wait_until(has_begun)
+        stack.until(pending(), phase="waiting for idle")
+        end(stack, name, token)
+        assert stack.request("POST", f"/jobs/{pending()}/cancel").status_code == 200
+        assert waiting.result(PATIENCE_S).status_code == status
+
+
+@pytest.mark.process
+def test_a_wait_of_a_session_ends_with_it(stack, stack_engine):
+    stack_engine.busy(1)
+    job_id = stack.submit(stack_engine, timeout_s=300)
+    name, password = f"waiter{uuid.uuid4().hex[:6]}", "a-long-enough-password-7"
+    stack.manage("create_user", name, "--password-stdin", said=password)
+    with stack.login(name, password) as client, ThreadPoolExecutor(1) as pool:
+        path = f"{stack.url}/api/v1/jobs/{job_id}"
+        assert client.get(f"{path}?wait_s=0.1").status_code == 200
+        waiting = pool.submit(client.get, f"{path}?wait_s=60", timeout=PATIENCE_S)
+        stack.until(job_id, phase="waiting for idle")
+        stack.manage("reset_password", name, "--password-stdin", said="another-long-pass-9")
+        assert stack.request("POST", f"/jobs/{job_id}/cancel").status_code == 200
+        assert waiting.result(PATIENCE_S).status_code == 401

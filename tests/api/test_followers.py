@@ -104,3 +104,49 @@ def test_what_has_no_inverse_says_why(api, ended, kind, state, why):
     old = ended(state, kind=kind)
     answer = follow(api, old, "undo")
     assert answer.status_code == 409 and why in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("state", ["succeeded", "partial", "interrupted", "dispatched"])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"kind": "pause_generation"}, {"kind": "continue_generation"}),
+        ({"kind": "pause_generation"}, {"kind": "pause_generation"}),
+        (
+            {"kind": "release_memory", "tags": ["weights"]},
+            {"kind": "resume_memory", "tags": ["weights"]},
+        ),
+    ],
+)
+def test_what_a_later_job_changed_is_not_undone(api, ended, first, then, state):
+    old, later = ended(JobState.SUCCEEDED, **first), ended(state, **then)
+    answer = follow(api, old, "undo", {"on_conflict": "queue"})
+    assert answer.status_code == 409 and "changed since" in answer.json()["detail"]
+    assert later in answer.json()["detail"] and Job.objects.count() == 2
+
+
+def test_what_had_no_effect_or_changes_something_else_is_in_no_undos_way(api, ended):
+    old = ended(JobState.SUCCEEDED, kind="pause_generation")
+    ended(JobState.FAILED, kind="continue_generation")
+    ended(JobState.CANCELLED, kind="continue_generation")
+    ended(JobState.SUCCEEDED, kind="flush_cache")
+    ended(JobState.SUCCEEDED, kind="release_memory", tags=["weights"])
+    assert follow(api, old, "undo").status_code == 202
+
+
+def test_a_second_pause_is_not_lifted_by_the_undo_of_the_first(api, ended):
+    first = ended(JobState.SUCCEEDED, kind="pause_generation")
+    ended(JobState.SUCCEEDED, kind="continue_generation")
+    second = ended(JobState.SUCCEEDED, kind="pause_generation")
+    assert follow(api, first, "undo").status_code == 409
+    assert follow(api, second, "undo").status_code == 202
+
+
+def test_an_undo_is_made_once_and_the_same_key_is_answered_with_it(api, ended):
+    old = ended(JobState.SUCCEEDED, kind="pause_generation")
+    key = {"Idempotency-Key": "k1"}
+    first = follow(api, old, "undo", {"on_conflict": "queue"}, **key)
+    again = follow(api, old, "undo", {"on_conflict": "queue"}, **key)
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert again.json()["id"] == first.json()["id"]
+    assert follow(api, old, "undo", {"on_conflict": "queue"}).status_code == 409

@@ -48,6 +48,21 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path):
     assert env_read({"QUIESCE_STATE_DIR": str(tmp_path)}).secret_key
 
 
+def test_the_embedded_broker_of_a_running_bin_run_is_found_unless_another_is_named(tmp_path):
+    path = tmp_path / "valkey" / "url"
+    folder = {**GOOD, "QUIESCE_STATE_DIR": str(tmp_path)}
+    assert env_read(folder).redis_url == "redis://127.0.0.1:6379/0"
+    path.parent.mkdir()
+    path.touch(0o600)
+    path.write_text("redis://:p@127.0.0.1:4711/0\n")
+    assert env_read(folder).redis_url == "redis://:p@127.0.0.1:4711/0"
+    assert env_read({**folder, "REDIS_URL": "redis://h:1/0"}).redis_url == "redis://h:1/0"
+    path.chmod(0o644)
+    assert env_read({**folder, "REDIS_URL": "redis://h:1/0"}).redis_url == "redis://h:1/0"
+    with pytest.raises(EnvError, match="0600"):
+        env_read(folder)
+
+
 def test_the_defaults_are_local_and_without_debug(tmp_path):
     env = env_read({**GOOD, "QUIESCE_STATE_DIR": str(tmp_path)})
     assert (env.debug, env.database_url) == (False, None)

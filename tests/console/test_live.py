@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -13,6 +14,7 @@ from websockets.sync.client import connect
 
 from console.consumers.live import COALESCE_S
 from tests.fakes.engine import FakeEngine
+from tests.fakes.stack import free_port
 from tests.fakes.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.process
@@ -151,6 +153,37 @@ def test_rights_that_change_close_the_sockets_of_that_person_only(stack, cookie,
         assert closed_with(browser.socket) == code
         other.say(type="ping")
         assert other.next()["type"] in ("pong", "update")
+
+
+def test_a_command_finds_the_broker_of_its_folder_and_says_when_none_answers(
+    stack, cookie, monkeypatch
+):
+    """As beside a running bin/run, which gives REDIS_URL to its own children only."""
+    url = Path(stack.dir) / "valkey" / "url"
+    url.parent.mkdir()
+    url.touch(0o600)
+    name = f"watcher{uuid.uuid4().hex[:6]}"
+    stack.manage("create_user", name, "--password-stdin", said="a-long-enough-password-7")
+    try:
+        with (
+            stack.login(name, "a-long-enough-password-7") as client,
+            Browser(stack, f"quiesce_sid={client.cookies['quiesce_sid']}") as browser,
+        ):
+            browser.subscribe("fleet")
+            url.write_text(stack.env["REDIS_URL"])
+            monkeypatch.delitem(stack.env, "REDIS_URL")
+            done = stack.manage("give_role", name, "auditor")
+            assert closed_with(browser.socket) == 4403
+            assert "Redis" not in done.stderr
+            # A bin/run that was killed leaves its file behind.
+            url.write_text(f"redis://:hush@127.0.0.1:{free_port()}/0")
+            done = stack.manage("take_role", name, "auditor")
+            said = done.stderr.strip().splitlines()
+            assert len(said) == 1 and "no Redis answers at 127.0.0.1:" in said[0], done.stderr
+            assert "hush" not in done.stderr and "hints are lost" not in done.stdout
+    finally:
+        url.unlink()
+        url.parent.rmdir()
 
 
 def test_a_job_that_ended_leaves_the_pending_ones_though_it_was_the_newest(

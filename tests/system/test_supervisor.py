@@ -51,7 +51,8 @@ def test_ready_means_that_a_job_runs(shared: Supervised) -> None:
 
 def test_secrets_are_private_and_absent_from_the_logs(shared: Supervised) -> None:
     secrets = []
-    for name in ("admin-password", "admin-token", "engine-admin-key", "secret-key"):
+    names = ("admin-password", "admin-token", "engine-admin-key", "secret-key", "valkey/url")
+    for name in names:
         path = shared.dir / name
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, name
         secrets.append(path.read_text().strip())
@@ -122,6 +123,7 @@ def test_ctrl_c_stops_all_in_order_and_a_second_start_finds_the_same(
         processes = stack.descendants()
         assert stack.stop(signal.SIGINT) == 0
         assert gone(processes) == []
+        assert not (stack.dir / "valkey" / "url").exists()
         stack.start()
         assert (stack.dir / "admin-token").read_text() == before
         assert flush(stack) == "succeeded"

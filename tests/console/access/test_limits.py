@@ -140,8 +140,14 @@ def test_a_service_account_steers_only_what_it_asked_for():
     pusher = acting(person("push", pusher={}))
     other = acting(person("ana", operator={}))
     theirs, own = ask_for(other), ask_for(pusher)
-    with pytest.raises(Forbidden, match="jobs:flush needs"):
+    rule = "the role pusher steers only their own jobs; those of others need the role operator or"
+    with pytest.raises(Forbidden, match=rule):
         job_cancel(job_id=theirs.pk, actor=pusher)
+    with pytest.raises(Forbidden, match=rule):
+        job_extend(job_id=theirs.pk, by_s=5, actor=pusher)
+    viewer = acting(person("vera", viewer={}))
+    with pytest.raises(Forbidden, match="jobs:flush needs"):
+        job_extend(job_id=theirs.pk, by_s=5, actor=viewer)
     assert job_cancel(job_id=own.pk, actor=pusher).state == JobState.CANCELLED
 
 
@@ -237,6 +243,27 @@ def test_a_token_begets_none_that_may_more():
         )  # fmt: skip
 
 
+def test_a_token_begets_none_that_outlives_it(user):
+    ends = db_now() + timedelta(days=1)
+    text = token_create(
+        username="ana", name="t", scopes=["tokens:write"], expires_at=ends, actor=SYSTEM
+    ).text
+    program = Client(headers={"authorization": f"Bearer {text}"})
+    body = {"name": "u", "scopes": ["tokens:write"]}
+
+    def make(later_s):
+        asked = {**body, "expires_at": (ends + timedelta(seconds=later_s)).isoformat()}
+        return program.post("/api/v1/tokens", asked, content_type="application/json")
+
+    for later_s in (1, 20 * 86_400):
+        answer = make(later_s)
+        assert answer.status_code == 422, answer.content
+        assert ends.isoformat() in answer.json()["detail"]
+    assert ApiToken.objects.count() == 1
+    assert make(0).status_code == 201
+    assert make(-1).status_code == 201
+
+
 def gone(how, user, made):
     match how:
         case "role taken":
@@ -253,13 +280,16 @@ def gone(how, user, made):
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("how", "why"),
     [
-        *("role taken", "person disabled", "token revoked"),
-        *("deadline shortened", "engine left the group"),
+        ("role taken", "needs the role"),
+        ("person disabled", "this account was disabled"),
+        ("token revoked", "the token qsc_"),
+        ("deadline shortened", "longest allowed"),
+        ("engine left the group", "needs the role"),
     ],
 )
-def test_permission_is_checked_again_when_a_worker_takes_the_job(how):  # S09
+def test_permission_is_checked_again_when_a_worker_takes_the_job(how, why):  # S09
     register("a")
     user = person("ana", operator={})
     made = token_create(username="ana", name="t", actor=SYSTEM)
@@ -268,7 +298,9 @@ def test_permission_is_checked_again_when_a_worker_takes_the_job(how):  # S09
     assert job_claim(job_id=job.pk, owner="w") is None
     job.refresh_from_db()
     assert (job.state, job.error["code"]) == (JobState.FAILED, "forbidden")
-    assert "may not do this any more" in job.error["message"]
+    assert "ana may not do this any more: " in job.error["message"]
+    assert why in job.error["message"]
+    assert ("role" in job.error["message"]) == (how in ("role taken", "engine left the group"))
     outcomes = AuditEntry.objects.filter(job_id=job.pk, stage="outcome")
     assert [entry.result for entry in outcomes] == ["failed"]
 

@@ -6,7 +6,11 @@ import uuid
 
 import pytest
 
+from console.choices import JobState
+from console.exceptions import Conflict
 from console.models import Job
+from console.services.job_again import job_undo
+from engine.protocol import MemoryTag, PauseMode
 
 pytestmark = pytest.mark.django_db
 
@@ -68,3 +72,32 @@ def test_a_refusal_names_the_holder(page, ended, ask):
     holder = ask()
     answer = post(page, old)
     assert answer.status_code == 409 and f"/jobs/{holder.pk}" in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("params", "as_left", "changed"),
+    [
+        (
+            {"kind": "pause_generation", "pause_mode": "retract"},
+            {"paused": PauseMode.RETRACT},
+            [{"paused": None}, {"paused": PauseMode.ABORT}],
+        ),
+        (
+            {"kind": "release_memory", "tags": ["weights"]},
+            {"released": [MemoryTag.WEIGHTS]},
+            [{"released": []}, {"released": [MemoryTag.KV_CACHE]}],
+        ),
+    ],
+)
+def test_what_the_engine_shows_to_be_changed_is_not_undone(
+    seen, ask, ana, params, as_left, changed
+):
+    """By somebody who asked the engine itself: no job of the console tells of it."""
+    job = ask(**params)
+    Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED, phase=None)
+    for state in changed:
+        seen(**state)
+        with pytest.raises(Conflict, match="changed since"):
+            job_undo(job_id=job.pk, actor=ana)
+    seen(**as_left)
+    assert job_undo(job_id=job.pk, actor=ana).job.origin == job

@@ -9,9 +9,11 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from console.actors import Actor
 from console.choices import Follow, JobKind, JobPhase, JobState
 from console.clock import db_now
 from console.models import Job, JobRankResult
+from console.services.engines import engine_register
 from engine.protocol import (
     BackendView,
     Breaker,
@@ -355,8 +357,8 @@ def test_undo_of_a_switch_or_a_detach_is_an_attach_by_id(page, ended, with_valke
 
 
 def test_undo_of_policies_sets_them_as_before(page, seen, ended):
-    seen(hierarchical=True)
     policies = (CachePolicies(), CachePolicies(write_policy=WritePolicy.WRITE_BACK))
+    seen(hierarchical=True, policies=policies[1])
     job = ended(None, None, kind="set_cache_policies", write_policy="write_back", policies=policies)
     url, words = undo_of(page, job)
     assert words == "policies as before"
@@ -372,6 +374,76 @@ def test_undo_of_policies_sets_them_as_before(page, seen, ended):
 def test_no_undo_once_something_else_is_attached(page, ended, with_valkey):
     with_valkey(storage=attached("file", config="", config_id="0" * 16))
     job = ended(None, attached())
+    assert undo_of(page, job) is None
+
+
+@pytest.fixture
+def other(ana):
+    """A second engine, which has valkey too."""
+    return engine_register(
+        name="other",
+        control_address="ipc:///nowhere/c2.sock",
+        events_address="ipc:///nowhere/e2.sock",
+        actor=Actor.system("test"),
+    )
+
+
+def test_the_form_of_another_engine_undoes_nothing(page, seen, ended, with_valkey, other):
+    with_valkey()
+    with_valkey(name="other")
+    job = ended(None, attached())
+    back = ended(attached(), attached("file", config="", config_id="0" * 16), replace=True, **FILE)
+    for url in (
+        f"/engines/other/do/detach_storage_backend?undo={job.pk}",
+        f"/engines/other/backend/attach?undo={back.pk}",
+        f"/engines/local/do/continue_generation?undo={job.pk}",
+    ):
+        name = url.split("/")[2]
+        assert page.get(url).status_code == 409
+        answer = send(page, url, backend="valkey", confirm=name)
+        assert answer.status_code == 409, answer.content.decode()[:2000]
+    assert Job.objects.count() == 2
+
+
+def test_a_form_of_an_undo_that_has_become_stale_is_refused(page, seen, ended, with_valkey):
+    with_valkey()
+    job = ended(None, attached())
+    url, _ = undo_of(page, job)
+    with_valkey(storage=attached("file", config="", config_id="0" * 16))
+    assert page.get(url).status_code == 409
+    answer = send(page, url)
+    assert answer.status_code == 409
+    assert "what it left was changed since" in flat(answer.content.decode())
+    assert Job.objects.count() == 1
+
+
+def test_an_undo_by_form_is_made_once_though_the_engine_looks_as_it_was_left(
+    page, seen, ended, with_valkey
+):
+    """Attached, detached and attached again: the state is the same, and another's work."""
+    with_valkey()
+    job = ended(None, attached())
+    url, _ = undo_of(page, job)
+    ended(attached(), None, kind="detach_storage_backend")
+    later = ended(None, attached())
+    assert undo_of(page, job) is None and undo_of(page, later) is not None
+    answer = send(page, url)
+    assert answer.status_code == 409 and Job.objects.count() == 3
+    key = str(uuid.uuid4())
+    again = url.replace(str(job.pk), str(later.pk))
+    assert send(page, again, key=key).status_code == 303
+    assert send(page, again, key=key).status_code == 303  # a form that was sent twice
+    assert Job.objects.count() == 4
+
+
+def test_policies_that_were_changed_since_are_not_set_back(page, seen, ended):
+    policies = (CachePolicies(), CachePolicies(write_policy=WritePolicy.WRITE_BACK))
+    seen(hierarchical=True, policies=policies[1])
+    job = ended(None, None, kind="set_cache_policies", write_policy="write_back", policies=policies)
+    assert undo_of(page, job) is not None
+    seen(
+        hierarchical=True, policies=CachePolicies(write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE)
+    )
     assert undo_of(page, job) is None
 
 
