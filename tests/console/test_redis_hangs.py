@@ -7,10 +7,16 @@ import socket
 
 import pytest
 import redis
-from celery import current_app
 
 from console import redis_away, snapshots
 from console.dispatch import RING_S, _connection, job_ring
+from console.project.celery import app
+
+
+@pytest.fixture(autouse=True)
+def _own_app():
+    """Whoever makes an app in a test makes it the current one."""
+    app.set_current()
 
 
 @pytest.fixture
@@ -22,7 +28,7 @@ def hung(valkey, monkeypatch, settings):
         monkeypatch.setattr(snapshots, "_clients", {})
         monkeypatch.setattr(redis_away, "_seen_at", [])
         monkeypatch.setattr(redis_away, "REMEMBERED_S", 3600.0)
-        monkeypatch.setattr(current_app.conf, "broker_write_url", url)
+        monkeypatch.setattr(app.conf, "broker_write_url", url)
         yield server
 
 
@@ -43,7 +49,7 @@ def test_a_doorbell_that_is_not_heard_is_tried_once(hung):
 
 
 def test_a_worker_may_wait_longer_in_a_read_than_who_rings():
-    waits_s = current_app.conf.broker_transport_options["socket_timeout"]
+    waits_s = app.conf.broker_transport_options["socket_timeout"]
     assert _connection().transport_options["socket_timeout"] == RING_S < waits_s
 
 
