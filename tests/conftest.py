@@ -6,6 +6,7 @@ import gc
 import logging
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     socket_allow_hosts(["127.0.0.1", "::1", "localhost"], allow_unix_socket=True)
+    if away := sys.modules.get("console.redis_away"):
+        away._seen_at.clear()  # of a test that had no Redis
 
 
 @pytest.hookimpl(wrapper=True)
