@@ -187,7 +187,7 @@ def follow(stack: Stack, since: int, until: int, breaks: int) -> tuple[list[int]
     num_each = max(1, (until - since) // (breaks + 1))
     headers = {"Authorization": f"Bearer {stack.token}"}
     while place < until:
-        most = chance.randint(1, 2 * num_each) if num_cut < breaks else 10**9
+        most = chance.randint(1, num_each) if num_cut < breaks else 10**9
         with plain_http.stream(
             "GET", f"{stack.url}/api/v1/events?since={place}&for_s=600", headers=headers
         ) as answer:
