@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_http_methods
 
 from console.access import KIND_ACTS, Rights
-from console.choices import TERMINAL_STATES, JobKind, JobState, Via
+from console.choices import JobKind, Via
 from console.clock import db_now
 from console.exceptions import Conflict
 from console.models import Job
@@ -27,7 +27,7 @@ from console.requests import actor_of, rights_in
 from console.selectors.access import labels_of_engine
 from console.selectors.jobs import job_get
 from console.selectors.plans import job_plan
-from console.services.job_again import job_retry
+from console.services.job_again import job_retry, why_no_retry
 from console.templatetags.access_tags import denied_attrs
 from console.templatetags.q_tags import icon, short
 
@@ -42,14 +42,9 @@ class RetryForm:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def can_retry(job: Job) -> bool:
-    """It has ended, and not as it should."""
-    return job.state in TERMINAL_STATES and job.state != JobState.SUCCEEDED
-
-
 def retry_link(job: Job, rights: Rights) -> SafeString:
     """The button that opens the form; nothing for a job that is not retried."""
-    if not can_retry(job):
+    if why_no_retry(job):
         return SafeString("")
     url = reverse("job-retry", args=[job.pk])
     why = rights.why_denied(KIND_ACTS[JobKind(job.kind)], labels_of_engine(job.engine))
@@ -93,7 +88,7 @@ def _form_page(
 def retry(request: HttpRequest, job_id: UUID) -> HttpResponseBase:
     """The form; posted, a linked job or the form again with its errors."""
     job = job_get(job_id=job_id, rights=rights_in(request))
-    if not can_retry(job):
+    if why_no_retry(job):
         raise Conflict(f"job {short(job.pk)} is {job.phase or job.state}; it is not retried")
     rights_in(request).require(KIND_ACTS[JobKind(job.kind)], labels_of_engine(job.engine))
     if request.method != "POST":

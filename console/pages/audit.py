@@ -18,7 +18,7 @@ from console.models import AuditEntry, AuditSegment
 from console.pages.asking import sentence
 from console.pages.audit_chain import check_steps, check_view, newest_anchors, rank_changes
 from console.pages.audit_search import search_read, search_text
-from console.pages.audit_words import entry_reason, entry_sentence, entry_word
+from console.pages.audit_words import entry_sentence, entry_word, reason_in
 from console.pages.shell import page, page_render, see_other
 from console.requests import actor_of, rights_in
 from console.selectors.audit import (
@@ -54,7 +54,7 @@ def _row(entry: AuditEntry) -> dict[str, object]:
     return {
         "entry": entry,
         "word": entry_word(entry),
-        "reason": entry_reason(entry),
+        "reason": reason_in(body),
         "via": _via(actor),
         "token": actor.get("token", ""),
         "request": str(actor.get("request", ""))[:8],

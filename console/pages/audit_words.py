@@ -34,7 +34,7 @@ _SENTENCES = {
 }
 
 
-def _more(body: dict[str, Any]) -> str:
+def reason_in(body: dict[str, Any]) -> str:
     """Why, as far as the entry itself says it: an error, a note, a reason, a number."""
     error = body.get("error")
     if isinstance(error, dict) and error.get("message"):
@@ -56,7 +56,7 @@ def entry_sentence(entry: AuditEntry) -> SafeString:
     body = audit_body(entry)
     if entry.stage == AuditStage.OUTCOME:
         body.pop("reason", None)  # of the asking, not of the end
-    more = _more(body)
+    more = reason_in(body)
     return format_html(
         '{} <span class="muted">by {}{}</span>',
         _SENTENCES.get(entry.action, entry.action),
@@ -75,8 +75,3 @@ def entry_word(entry: AuditEntry) -> str:
     if tail in STATES and tail not in ("recorded",):
         return tail
     return {"accepted": "queued", "reconciling": "unknown"}.get(tail, "recorded")
-
-
-def entry_reason(entry: AuditEntry) -> str:
-    """The reason or message of an entry, in one line."""
-    return _more(audit_body(entry))

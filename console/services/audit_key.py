@@ -49,6 +49,15 @@ def key_write(key: Signer, path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def folder_sync(path: Path) -> None:
+    """What was made or replaced in the folder is there after a power cut. Raises OSError."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def public_half_write() -> None:
     """Beside the key."""
     settings.AUDIT_KEY_FILE.with_suffix(".pub").write_text(signer().public_pem)

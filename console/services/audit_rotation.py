@@ -6,7 +6,6 @@ the former key signs from then on holds no more.
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from console.services.audit_anchor import anchor_record, audit_head
 from console.services.audit_key import (
     Anchors,
     anchors_held,
+    folder_sync,
     key_write,
     public_half_write,
     signer,
@@ -86,9 +86,7 @@ def _put(beside: Path) -> None:
     """In place of the former one, for good."""
     path: Path = settings.AUDIT_KEY_FILE
     beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    folder_sync(path.parent)
     public_half_write()
 
 

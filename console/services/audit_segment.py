@@ -26,7 +26,7 @@ from console.selectors.audit_chain import log_start
 from console.services.audit import audit_append
 from console.services.audit_check import audit_check
 from console.services.audit_export import export_behind
-from console.services.audit_key import signer
+from console.services.audit_key import folder_sync, signer
 
 _VERIFY = Path(__file__).resolve().parents[2] / "bin" / "audit-verify"
 
@@ -96,9 +96,7 @@ def _written(path: Path, last: int, actor: Actor, now: datetime) -> tuple[str, s
                 digest.update(line)
             file.flush()
             os.fsync(file.fileno())
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        folder_sync(path.parent)
     except OSError as error:
         raise AuditUnavailable(f"{path} cannot be written: {error.strerror}") from error
     beside = [settings.AUDIT_KEY_FILE.with_suffix(".pub")]

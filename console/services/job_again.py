@@ -37,6 +37,15 @@ def _followed(job_id: UUID, actor: Actor, if_version: int | None) -> Job:
     return job
 
 
+def why_no_retry(job: Job) -> str:
+    """A sentence; empty for one that has ended, and not as it should."""
+    if job.state not in TERMINAL_STATES:
+        return f"job {job.pk} has not ended: it is {job.phase}"
+    if job.state == JobState.SUCCEEDED:
+        return f"job {job.pk} succeeded; ask for a new one"
+    return ""
+
+
 def job_retry(
     *,
     job_id: UUID,
@@ -51,10 +60,8 @@ def job_retry(
     Raises JobNotFound, Conflict for a job that goes on or succeeded, and what job_create raises.
     """
     job = _followed(job_id, actor, if_version)
-    if job.state not in TERMINAL_STATES:
-        raise Conflict(f"job {job.pk} has not ended: it is {job.phase}", facts={"state": job.state})
-    if job.state == JobState.SUCCEEDED:
-        raise Conflict(f"job {job.pk} succeeded; ask for a new one", facts={"state": job.state})
+    if why := why_no_retry(job):
+        raise Conflict(why, facts={"state": job.state})
     return job_create(
         engine_name=job.engine.name,
         params=params_from(job.kind, job.params),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from playwright.sync_api import Browser
 
 from console.choices import JobPhase, JobState
 from console.clock import db_now
@@ -32,8 +34,23 @@ from engine.protocol import (
     WeightsView,
 )
 from engine.protocol import RankState as EngineRankState
+from tests.console.pages.chromium import Seat, browser, seat
+from tests.fakes.stack import Stack
 
 MARKUP = "<img src=x onerror=alert(1)> & “quoted”"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for a file of tests."""
+    with browser() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tab(stack: Stack, chromium: Browser) -> Seat:
+    """A wide tab of the shared stack, logged in."""
+    return seat(chromium, stack.url).log_in(stack.password)
 
 
 @pytest.fixture(autouse=True)

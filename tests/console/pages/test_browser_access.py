@@ -6,9 +6,8 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser
 
-from tests.console.pages.chromium import SIZES, browser, seat, shot, until
+from tests.console.pages.chromium import SIZES, seat, shot, until
 from tests.fakes.engine import FakeEngine
 from tests.fakes.plain_http import request
 from tests.fakes.stack import Stack
@@ -16,12 +15,6 @@ from tests.fakes.stack import Stack
 pytestmark = pytest.mark.browser
 
 PASSWORD = "a-long-enough-password-7"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

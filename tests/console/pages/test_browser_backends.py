@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser
 
 from engine.protocol import Breaker, KeepSecrets
-from tests.console.pages.chromium import Seat, browser, seat, until
+from tests.console.pages.chromium import Seat, seat, until
 from tests.fakes.stack import Stack
 
 pytestmark = pytest.mark.browser
 
 SECRET = "browser-canary-77d1"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
-        yield made
 
 
 @pytest.fixture

@@ -6,25 +6,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser
 
-from tests.console.pages.chromium import Seat, browser, seat, until
+from tests.console.pages.chromium import Seat, seat, until
 from tests.fakes.engine import FakeEngine
 from tests.fakes.stack import Stack
 from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def tab(stack: Stack, chromium: Browser) -> Seat:
-    return seat(chromium, stack.url).log_in(stack.password)
 
 
 @pytest.fixture

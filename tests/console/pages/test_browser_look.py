@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.console.pages import look_storage
-from tests.console.pages.chromium import SIZES, Seat, browser, seat, shot
+from tests.console.pages.chromium import SIZES, Seat, seat, shot
 from tests.console.test_safetensors import whole
 from tests.fakes import plain_http
 from tests.fakes.engine import FakeEngine
@@ -80,12 +80,6 @@ def states(stack: Stack) -> Iterator[dict[str, str]]:
     finally:
         for engine in engines.values():
             engine.stop()
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

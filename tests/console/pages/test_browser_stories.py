@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
 
-from tests.console.pages.chromium import Seat, browser, seat, until
+from tests.console.pages.chromium import Seat, until
 from tests.fakes.engine import FakeEngine
 from tests.fakes.stack import Stack
 from tests.fakes.waiting import wait_until
@@ -18,17 +17,6 @@ from tests.fakes.waiting import wait_until
 pytestmark = pytest.mark.browser
 
 SHOTS = Path(__file__).parents[3] / "docs" / "screenshots"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def tab(stack: Stack, chromium: Browser) -> Seat:
-    return seat(chromium, stack.url).log_in(stack.password)
 
 
 @pytest.fixture

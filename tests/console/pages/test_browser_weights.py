@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser
 
-from tests.console.pages.chromium import Seat, browser, seat, until
+from tests.console.pages.chromium import Seat, seat, until
 from tests.console.test_weights_flow import big_file
 from tests.fakes.engine import FakeEngine
 from tests.fakes.stack import Stack
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
-        yield made
 
 
 @pytest.fixture
