@@ -211,6 +211,7 @@ def _template(
         top_logprobs_num=top if return_logprob else 0,
         token_ids_logprob=chosen if return_logprob else [],
         extra_key=extra_key,
+        is_streamed=given.stream,
     )
 
 

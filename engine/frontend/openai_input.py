@@ -149,6 +149,7 @@ async def completion_requests(
             logprob_start=0 if given.echo and given.logprobs is not None else -1,
             top_logprobs_num=top,
             extra_key=given.extra_key,
+            is_streamed=given.stream,
         )
         suffix = f"_{index}" if len(prompts) > 1 else ""
         found += _samples(given, base, given.max_tokens, limits, suffix)
@@ -211,6 +212,7 @@ async def chat_requests(given: ChatInput, tokenizer: Tokenizer, limits: Limits) 
         return_logprob=bool(given.logprobs),
         top_logprobs_num=top,
         extra_key=given.extra_key,
+        is_streamed=given.stream,
     )
     asked = given.max_completion_tokens
     asked = given.max_tokens if asked is None else asked

@@ -46,6 +46,7 @@ class NewRequest:
     token_ids_logprob: list[int] = field(default_factory=list)
     extra_key: str | None = None
     routed_dp_rank: int | None = None
+    is_streamed: bool = True
 
     def scores_of(self, sampling: SamplingParams) -> int:
         """Log probabilities that this asks for with these settings, at most."""
@@ -242,6 +243,7 @@ class RequestManager:
                 top_logprobs_num=new.top_logprobs_num,
                 token_ids_logprob=new.token_ids_logprob,
                 extra_key=new.extra_key,
+                is_streamed=new.is_streamed,
                 waited_s=time.monotonic() - active.received_at,
             ),
         )

@@ -159,6 +159,7 @@ class Generate(ToRank, frozen=True, kw_only=True, tag="generate"):
     top_logprobs_num: int = 0
     token_ids_logprob: list[int] = []
     extra_key: str | None = None
+    is_streamed: bool = True  # somebody reads each token; else they are told in runs
     # Seconds this request has waited before, for queue_time.
     waited_s: float = 0.0
 

@@ -7,6 +7,7 @@ request's results are the same bits alone, in a batch, in chunks or behind a sha
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.kernels.cpu.library import CLayer, CPULibrary, CShape, CStep, CTables, CTokens
+from engine.kernels.cpu.team_size import TeamSize
 from engine.memory.device_pool import DevicePool
 from engine.memory.host_arena import HostArena
 from engine.memory.kv_layout import KVLayout
@@ -31,17 +33,17 @@ from engine.models.llama import (
 from engine.models.rope import rope_tables
 from engine.models.step_inputs import StepInputs
 
-TENSORS = ("norm1", "qkv", "o", "norm2", "gate_up", "down")  # CLayer's, in its order
+# CLayer's, in its order; the last three are None in most models.
+TENSORS = (
+    *("norm1", "qkv", "o", "norm2", "gate_up", "down"),
+    *("qkv_bias", "q_norm", "k_norm"),
+)
 MAX_HEADS_PER_KV_HEAD = 12  # MAX_ROWS of attention.h
 WEIGHT_SLAB_BYTES = 64 << 20
 
 
 def why_unsupported(config: ModelConfig) -> str | None:
     """Return what about the model the library cannot do, or None."""
-    if config.has_qkv_bias:
-        return "biases of q, k and v"
-    if config.has_qk_norm:
-        return "norms of q and k"
     if config.hidden_size % 16 or config.ffn_size % 16:
         return f"hidden {config.hidden_size} or ffn {config.ffn_size} is no multiple of 16"
     if config.num_heads // config.num_kv_heads > MAX_HEADS_PER_KV_HEAD:
@@ -68,6 +70,7 @@ class LlamaCPU:
         self._layers: list[LayerWeights] = []
         self._pool: DevicePool | None = None
         self._handle: int | None = None
+        self._team = TeamSize()
 
     def load(self, source: TensorSource) -> None:
         """Pack the weights; over the present ones if there are, so that pointers stay valid."""
@@ -92,11 +95,18 @@ class LlamaCPU:
                     norm2=self._like(new.norm2),
                     gate_up=self._packed_like(new.gate_up),
                     down=self._packed_like(new.down),
+                    qkv_bias=self._like_if(new.qkv_bias),
+                    q_norm=self._like_if(new.q_norm),
+                    k_norm=self._like_if(new.k_norm),
                 )
             )
         kept, pack = self._layers[index], self._library.pack
         kept.norm1.copy_(new.norm1)
         kept.norm2.copy_(new.norm2)
+        for name in ("qkv_bias", "q_norm", "k_norm"):
+            there, come = getattr(kept, name), getattr(new, name)
+            if there is not None and come is not None:
+                there.copy_(come)
         pack(new.qkv, out=kept.qkv)
         pack(new.o, out=kept.o)
         pack(new.gate_up, halves=True, out=kept.gate_up)
@@ -104,6 +114,9 @@ class LlamaCPU:
 
     def _like(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._arena.zeros(tensor.shape, tensor.dtype)
+
+    def _like_if(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else self._like(tensor)
 
     def _packed_like(self, weight: torch.Tensor) -> torch.Tensor:
         return self._arena.zeros((self._library.packed_elements(weight),), weight.dtype)
@@ -123,6 +136,9 @@ class LlamaCPU:
                 norm2=kept.norm2,
                 gate_up=self._dense(kept.gate_up, 2 * c.ffn_size, c.hidden_size, halves=True),
                 down=self._dense(kept.down, c.hidden_size, c.ffn_size),
+                qkv_bias=kept.qkv_bias,
+                q_norm=kept.q_norm,
+                k_norm=kept.k_norm,
             )
             yield from named_layer(dense, c, index)
 
@@ -138,7 +154,8 @@ class LlamaCPU:
         self._pool = pool
         for index, weights in enumerate(self._layers):
             tensors = [getattr(weights, name) for name in TENSORS]
-            pointers = [t.data_ptr() for t in (*tensors, pool.k[index], pool.v[index])]
+            tensors += [pool.k[index], pool.v[index]]
+            pointers = [None if t is None else t.data_ptr() for t in tensors]
             self._library.set_layer(self._handle, index, ctypes.byref(CLayer(*pointers)))
 
     def unbind(self) -> None:
@@ -197,14 +214,19 @@ class LlamaCPU:
             len(inputs.ids),
             len(inputs.start) - 1,
         )
+        stalled_ns = ctypes.c_int64()
+        threads = self._team.next(torch.get_num_threads())
         step = CStep(
             tokens,
             inputs.ids.ctypes.data,
             inputs.rows.ctypes.data,
             len(inputs.rows),
-            torch.get_num_threads(),
+            threads,
             None if hidden is None else hidden.data_ptr(),
             None if chosen is None else chosen.ctypes.data,
             None if is_finite is None else is_finite.ctypes.data,
+            ctypes.pointer(stalled_ns),
         )
+        start = time.perf_counter()
         self._library.forward(self._handle, step)
+        self._team.stepped(threads, stalled_ns.value / 1e9, time.perf_counter() - start)

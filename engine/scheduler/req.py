@@ -10,6 +10,9 @@ from engine.ipc.messages import FinishReason, Generate, LogprobEntry, TierTokens
 from engine.tokens.detokenize import Decoder, TokenStream
 from engine.tokens.stop import StopMatcher
 
+# Of a request that is answered whole: so many tokens go to the frontend at a time.
+UNSTREAMED_RUN_TOKENS = 64
+
 
 class Req:
     """`all_ids` are prompt and output; the first `num_computed` of them have KV in `pages`."""
@@ -26,6 +29,7 @@ class Req:
         "namespace",
         "num_computed",
         "num_prompt",
+        "num_told",
         "pages",
         "prompt_logprobs",
         "prompt_logprobs_until",
@@ -35,6 +39,8 @@ class Req:
         "sampling",
         "stop_ids",
         "ticket",
+        "untold_logprobs",
+        "weight_version",
     )
 
     def __init__(
@@ -52,6 +58,9 @@ class Req:
         self.cached_tokens: int | None = None
         self.cached: TierTokens | None = None
         self.retractions = 0
+        self.num_told = 0  # output tokens that the frontend has heard of
+        self.untold_logprobs: list[LogprobEntry] = []  # of those it has not
+        self.weight_version = ""  # that they were computed with
         self.finish: FinishReason | None = None
         self.received_at = now
         self.admitted_at: float | None = None
@@ -76,6 +85,31 @@ class Req:
     def num_output(self) -> int:
         """How many tokens were generated."""
         return len(self.all_ids) - self.num_prompt
+
+    @property
+    def num_untold(self) -> int:
+        """Output tokens that the frontend has not heard of."""
+        return len(self.all_ids) - self.num_prompt - self.num_told
+
+    @property
+    def untold_ids(self) -> list[int]:
+        """Those tokens."""
+        return self.all_ids[self.num_prompt + self.num_told :].tolist()
+
+    @property
+    def is_due(self) -> bool:
+        """They are told now: each to a reader, and else the first, whose time is measured."""
+        return (
+            self.message.is_streamed
+            or not self.num_told
+            or self.num_untold >= UNSTREAMED_RUN_TOKENS
+        )
+
+    def told(self) -> None:
+        """The frontend has heard of everything."""
+        self.num_told = self.num_output
+        self.untold_logprobs = []
+        self.prompt_logprobs = []
 
     @property
     def num_remaining(self) -> int:

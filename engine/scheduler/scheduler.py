@@ -384,17 +384,22 @@ class Scheduler:
         if part.start < req.num_prompt:  # the prompt is whole: others may use it
             self.kv.share(req.pages, req.all_ids[: req.num_computed])
         if req.is_prefill_only:
-            scores = [_entry(result.output)] if result.output else []
-            self._leave(req, FinishReason(type="length"), logprobs=scores)
+            if result.output is not None:
+                req.untold_logprobs.append(_entry(result.output))
+            self._leave(req, FinishReason(type="length"))
             return 0
         assert result.next_token is not None
-        start = req.num_output
+        version = self.runner.weights.version
+        if req.num_untold and req.weight_version != version:
+            self._emit(req)  # tokens of the weights before
+        req.weight_version = version
         finish = req.take(result.next_token)
-        logprobs = [_entry(result.output)] if result.output else []
+        if result.output is not None:
+            req.untold_logprobs.append(_entry(result.output))
         if finish is not None:
-            self._leave(req, finish, start=start, token_ids=[result.next_token], logprobs=logprobs)
-        else:
-            self._emit(req, start=start, token_ids=[result.next_token], logprobs=logprobs)
+            self._leave(req, finish)
+        elif req.is_due:
+            self._emit(req)
         return 1
 
     def _note_prompt_logprobs(self, req: Req, part: Part, result: PartResult) -> None:
@@ -406,65 +411,37 @@ class Scheduler:
         until = min(req.num_computed + 1, req.num_prompt)
         req.prompt_logprobs_until = max(until, req.prompt_logprobs_until)
 
-    def _emit(
-        self,
-        req: Req,
-        *,
-        start: int,
-        token_ids: list[int],
-        logprobs: list[LogprobEntry],
-        finish: FinishReason | None = None,
-    ) -> None:
+    def _emit(self, req: Req, finish: FinishReason | None = None) -> None:
+        """Tell all that was not told yet."""
+        start, token_ids = req.num_told, req.untold_ids
         self.outputs.append(
             TokenOut(
                 rid=req.rid,
                 start=start,
                 token_ids=token_ids,
-                logprobs=logprobs,
+                logprobs=req.untold_logprobs,
                 prompt_logprobs=req.prompt_logprobs,
                 cached_tokens=req.cached_tokens or 0,
                 cached=req.cached,
                 retractions=req.retractions,
-                weight_version=self.runner.weights.version,
+                weight_version=req.weight_version if token_ids else self.runner.weights.version,
                 finish=finish,
             )
         )
-        req.prompt_logprobs = []
+        req.told()
 
-    def _leave(
-        self,
-        req: Req,
-        reason: FinishReason,
-        *,
-        start: int | None = None,
-        token_ids: list[int] | None = None,
-        logprobs: list[LogprobEntry] | None = None,
-    ) -> None:
+    def _leave(self, req: Req, reason: FinishReason) -> None:
         """A running request ends."""
         self._release(req)
         self.running.remove(req)
-        self._finish(req, reason, start=start, token_ids=token_ids, logprobs=logprobs)
+        self._finish(req, reason)
 
-    def _finish(
-        self,
-        req: Req,
-        reason: FinishReason,
-        *,
-        start: int | None = None,
-        token_ids: list[int] | None = None,
-        logprobs: list[LogprobEntry] | None = None,
-    ) -> None:
+    def _finish(self, req: Req, reason: FinishReason) -> None:
         req.finish = reason
         if reason.type == "abort":
             self.metrics.aborted_total += 1
         self.metrics.finished_total += 1
-        self._emit(
-            req,
-            start=req.num_output if start is None else start,
-            token_ids=token_ids or [],
-            logprobs=logprobs or [],
-            finish=reason,
-        )
+        self._emit(req, finish=reason)
 
     def _release(self, req: Req) -> None:
         """Give its pages up; what is computed stays cached."""

@@ -1,10 +1,11 @@
-"""Times the model alone, without scheduler, tokenizer or network; prints, asserts nothing.
+"""Times the model alone, without scheduler, tokenizer or network, beside what the machine allows.
 
-    python tests/bench/model_step.py [--dtype float32] [--torch] [--threads 2]
+    python tests/bench/model_step.py [--dtype float32] [--torch] [--threads 2] [--write]
 
 Prefill of 512 tokens, then decode steps of 1, 8 and 32 requests at contexts of 64 and 512 tokens.
-Both the best and the median are printed, with the machine's load before and after: on a shared
-machine the best is the number that means something.
+The floor is the longer of two: the time to read weights and KV once at the bandwidth measured here,
+and to do the arithmetic at the rate measured here. Best and median are printed: on a shared machine
+the best is the number that means something.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from engine.ipc.sampling import SamplingParams  # noqa: E402
 from engine.models.forward_batch import ForwardBatch, Part, SampleSpec  # noqa: E402
 from engine.models.gguf import convert, find_packaged_gguf  # noqa: E402
 from engine.runner.model_runner import ModelRunner  # noqa: E402
+from tests.bench.figures import machine, write  # noqa: E402
+from tests.bench.floors import limits, work_of  # noqa: E402
 
 CACHE = ROOT / "var" / "test-cache"
 CONTEXTS = (64, 512)
@@ -60,6 +63,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--torch", action="store_true", help="torch operators, no compiled kernels")
     parser.add_argument("--seconds", type=float, default=2.0, help="time per row")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     args = parser.parse_args()
     gguf = find_packaged_gguf()
     if gguf is None:
@@ -73,21 +77,35 @@ def main() -> None:
         threads=args.threads,
         ext_dir=None if args.torch else CACHE / "ext",
     )
-    print(f"{args.dtype}, kernels {runner.kernels}, {args.threads} threads")
-    print(f"load {os.getloadavg()[0]:.2f}")
-    rows = [("prefill 512", batch(runner, 1, 512, 512), 512)]
-    rows += [
-        (f"decode b{n} ctx {context}", batch(runner, n, 1, context), n)
-        for context in CONTEXTS
-        for n in (1, 8, 32)
+    before, size = machine(), runner.dtype.itemsize
+    limit = limits(args.threads, size)
+    rows = [("prefill 512", 1, 512, 512)]
+    rows += [(f"decode b{n}, context {c}", n, 1, c) for c in CONTEXTS for n in (1, 8, 32)]
+    lines = [
+        f"{before} before; {args.dtype}, kernels {runner.kernels}, {args.threads} threads; "
+        f"{limit.bytes_per_s / 1e9:.1f} GB/s read, {limit.flop_per_s / 1e9:,.0f} GFLOP/s.",
+        "",
+        "| step | best ms | median ms | tok/s | bytes alone, ms | arithmetic, ms | of limit |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, work, tokens in rows:
-        best, median, steps = measure(partial(runner.forward, work), args.seconds)
-        print(
-            f"{name:19} best {best * 1e3:7.2f} ms {tokens / best:6.0f} tok/s   "
-            f"median {median * 1e3:7.2f} ms {tokens / median:6.0f} tok/s   {steps} steps"
-        )
-    print(f"load {os.getloadavg()[0]:.2f}")
+    for name, requests, new, context in rows:
+        step = partial(runner.forward, batch(runner, requests, new, context))
+        best, median, _ = measure(step, args.seconds)
+        work = work_of(runner.config, size, requests=requests, new=new, context=context)
+        floors = work.floors_s(limit)
+        cells = [
+            best * 1e3,
+            median * 1e3,
+            requests * new / best,
+            *(floor * 1e3 for floor in floors),
+        ]
+        shown = " | ".join(f"{cell:,.0f}" if cell > 1000 else f"{cell:.2f}" for cell in cells)
+        lines.append(f"| {name} | {shown} | {max(floors) / best:.0%} |")
+    lines += ["", f"Load {os.getloadavg()[0]:.1f} after."]
+    text = "\n".join(lines)
+    print(text)
+    if args.write:
+        write(f"step {args.dtype}", text)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,6 @@ FLAGS = (
     "-fPIC",
     "-Wl,-Bsymbolic",
 )
-# bfloat16 instructions are used where there are some and imitated elsewhere (half the prefill
-# speed). With AVX2 alone the code is right, but GCC 12 spills: torch's operators are faster.
-REQUIRED_CPU_FLAGS = frozenset({"avx512f"})
 BUILD_TIMEOUT_S = 600
 
 
@@ -67,7 +64,11 @@ def cpu_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     return next(
-        (frozenset(x.split(":", 1)[1].split()) for x in lines if x.startswith("flags")),
+        (
+            frozenset(x.split(":", 1)[1].split())
+            for x in lines
+            if x.startswith(("flags", "Features"))
+        ),
         frozenset(),
     )
 
@@ -77,12 +78,11 @@ def build_library(
 ) -> Path | None:
     """Return the compiled library's path, compiling it unless it is in `cache_dir` already.
 
-    None where it cannot be had, with the reason in the log: the caller uses torch instead. Takes
-    some 5 s. Safe with several processes at once: one builds, the others wait for it.
+    The compiler chooses what this CPU has: bfloat16 instructions, AVX-512 or AVX2 without them
+    (they are imitated), or neither. None where it cannot be had, with the reason in the log: the
+    caller uses torch instead. Takes some 5 s. Safe with several processes at once: one builds, the
+    others wait for it.
     """
-    missing = REQUIRED_CPU_FLAGS - cpu_flags()
-    if missing:
-        return _unavailable("CPU lacks instructions", ",".join(sorted(missing)))
     problem = shape.why_unsupported()
     if problem:
         return _unavailable("shape not supported", problem)

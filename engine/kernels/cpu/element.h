@@ -8,22 +8,22 @@
 
 using T = uint16_t;  // raw bits
 constexpr int G = 2;
-typedef u32x16 groups;  // 16 groups of G elements
+typedef u32xN groups;  // NATIVE groups of G elements
 
 inline groups broadcast(const T* p) {
   uint32_t v;
   memcpy(&v, p, 4);
-  return v - u32x16{};
+  return v - groups{};
 }
 inline groups first_of_group(groups v) { return v & 0xffffu; }  // the others become 0
 
 // acc[i] += x[2i] * w[2i] + x[2i+1] * w[2i+1]
-inline f32x16 dot(f32x16 acc, groups x, groups w) {
+inline f32xN dot(f32xN acc, groups x, groups w) {
 #if defined(__AVX512BF16__)
-  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w);
+  return (f32xN)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w);
 #else
-  acc += (f32x16)(x << 16) * (f32x16)(w << 16);
-  return acc + (f32x16)(x & 0xffff0000u) * (f32x16)(w & 0xffff0000u);
+  acc += (f32xN)(x << 16) * (f32xN)(w << 16);
+  return acc + (f32xN)(x & 0xffff0000u) * (f32xN)(w & 0xffff0000u);
 #endif
 }
 
@@ -45,11 +45,11 @@ inline void narrow(T* p, f32x16 v) {  // round to nearest even; a NaN stays a Na
 
 using T = float;
 constexpr int G = 1;
-typedef f32x16 groups;
+typedef f32xN groups;
 
-inline groups broadcast(const T* p) { return fill(*p); }
+inline groups broadcast(const T* p) { return *p - groups{}; }
 inline groups first_of_group(groups v) { return v; }
-inline f32x16 dot(f32x16 acc, groups x, groups w) { return acc + x * w; }
+inline f32xN dot(f32xN acc, groups x, groups w) { return acc + x * w; }
 inline f32x16 widen(const T* p) { return load<f32x16>(p); }
 inline void narrow(T* p, f32x16 v) { store(p, v); }
 

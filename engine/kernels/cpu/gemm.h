@@ -6,8 +6,10 @@
 
 #include "element.h"
 
-constexpr int PANEL = 32;      // columns: two vectors
-constexpr int TILE_ROWS = 12;  // 24 accumulators of AVX-512's 32 registers
+constexpr int PANEL = 32;  // columns
+// Sums of a tile in registers, with room for weights and an input: 24 of AVX-512's 32, else 8 of 16.
+constexpr int TILE_ROWS = NATIVE == LANES ? 12 : 4;
+constexpr int TILE_VECTORS = 2;
 
 struct Packed {
   const T* data;
@@ -28,14 +30,15 @@ inline void pack_panel(const T* w, int64_t n, int64_t k, bool halves, int64_t pa
   }
 }
 
-// Calls out(row, panel, columns 0..15, columns 16..31) for each of M rows.
-template <int M, class Out>
-inline void tile(const T* x, int64_t ldx, const T* w, int64_t groups_k, int64_t row, int64_t panel,
-                 Out& out) {
-  f32x16 acc[M][2];
-  for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = f32x16{};
+// y[m] = x[m] W^T for M rows and TILE_VECTORS vectors of columns.
+template <int M>
+inline void tile_columns(const T* x, int64_t ldx, const T* w, int64_t groups_k, float* y) {
+  f32xN acc[M][TILE_VECTORS];
+#pragma GCC unroll 12
+  for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = f32xN{};
   for (int64_t k = 0; k < groups_k; ++k) {
-    const groups w0 = load<groups>(w + k * PANEL * G), w1 = load<groups>(w + (k * PANEL + LANES) * G);
+    const groups w0 = load<groups>(w + k * PANEL * G);
+    const groups w1 = load<groups>(w + (k * PANEL + NATIVE) * G);
 #pragma GCC unroll 12
     for (int m = 0; m < M; ++m) {
       const groups a = broadcast(x + m * ldx + k * G);
@@ -44,7 +47,22 @@ inline void tile(const T* x, int64_t ldx, const T* w, int64_t groups_k, int64_t 
     }
   }
 #pragma GCC unroll 12
-  for (int m = 0; m < M; ++m) out(row + m, panel, acc[m][0], acc[m][1]);
+  for (int m = 0; m < M; ++m) {
+    store(y + m * PANEL, acc[m][0]);
+    store(y + m * PANEL + NATIVE, acc[m][1]);
+  }
+}
+
+// Calls out(row, panel, columns 0..15, columns 16..31) for each of M rows.
+template <int M, class Out>
+inline void tile(const T* x, int64_t ldx, const T* w, int64_t groups_k, int64_t row, int64_t panel,
+                 Out& out) {
+  alignas(64) float y[M * PANEL];
+  for (int c = 0; c < PANEL; c += TILE_VECTORS * NATIVE)
+    tile_columns<M>(x, ldx, w + c * G, groups_k, y + c);
+#pragma GCC unroll 12
+  for (int m = 0; m < M; ++m)
+    out(row + m, panel, load<f32x16>(y + m * PANEL), load<f32x16>(y + m * PANEL + LANES));
 }
 
 template <int M, class Out>
@@ -59,9 +77,11 @@ inline void tile_rows(int64_t rows, const T* x, int64_t ldx, const T* w, int64_t
 template <class Out>
 void gemm(const T* x, int64_t ldx, int64_t m, const Packed& w, int id, int threads, Out&& out) {
   const int64_t first = w.panels() * id / threads, last = w.panels() * (id + 1) / threads;
-  constexpr int64_t rows_in_l2 = 480 * 2 / sizeof(T);
-  for (int64_t top = 0; top < m; top += rows_in_l2) {
-    const int64_t count = std::min(rows_in_l2, m - top);
+  // Blocks of rows are read anew for each panel: they stay in half a megabyte of L2.
+  const int64_t most = std::max<int64_t>(TILE_ROWS, (512 << 10) / (w.k * sizeof(T)));
+  const int64_t parts = (m + most - 1) / most;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t top = m * part / parts, count = m * (part + 1) / parts - top;
     const int64_t blocks = (count + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t p = first; p < last; ++p)
       for (int64_t b = 0; b < blocks; ++b) {

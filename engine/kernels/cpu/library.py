@@ -34,10 +34,14 @@ class CTables(Structure):
 
 
 class CLayer(Structure):
-    """Tensors of a layer: all but the norms packed, and its KV pool."""
+    """Tensors of a layer: its linears packed, null what the model has not; and its KV pool."""
 
     _fields_ = tuple(
-        (name, c_void_p) for name in ("norm1", "qkv", "o", "norm2", "gate_up", "down", "k", "v")
+        (name, c_void_p)
+        for name in (
+            *("norm1", "qkv", "o", "norm2", "gate_up", "down", "qkv_bias", "q_norm", "k_norm"),
+            *("k", "v"),
+        )
     )
 
 
@@ -66,6 +70,7 @@ class CStep(Structure):
         ("hidden", c_void_p),  # element (outs, hidden), or null to run the head instead
         ("chosen", c_void_p),  # int64 (outs,)
         ("is_finite", c_void_p),  # uint8 (outs,)
+        ("stalled_ns", POINTER(c_int64)),  # how long threads waited for others, all together
     )
 
 

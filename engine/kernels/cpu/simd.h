@@ -11,6 +11,18 @@
 
 constexpr int LANES = 16;
 
+// What one register holds. The innermost loops keep their sums in registers of this width: GCC
+// spills arrays of wider vectors. All else is written for 16 lanes, however many registers it takes.
+#if defined(__AVX512F__)
+constexpr int NATIVE = 16;
+#elif defined(__AVX__)
+constexpr int NATIVE = 8;
+#else
+constexpr int NATIVE = 4;
+#endif
+typedef float f32xN __attribute__((vector_size(4 * NATIVE)));
+typedef uint32_t u32xN __attribute__((vector_size(4 * NATIVE)));
+
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
@@ -28,6 +40,7 @@ inline void store(void* p, V v) {
 }
 
 inline f32x16 fill(float v) { return v - f32x16{}; }
+inline u32x16 fill_bits(uint32_t v) { return v - u32x16{}; }
 inline f32x16 vmax(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
 inline float hsum(f32x16 v) {
@@ -78,4 +91,20 @@ inline f32x16 vexp(f32x16 x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
   return p * (f32x16)((n + 127) << 23);
+}
+
+// 2^x to about 2e-7 relative for x <= 0, by a polynomial over [-1/2, 1/2]; below -125 it is 2^-125.
+// Adding 1.5 * 2^23 rounds to a whole number, which then lies in the low bits. A NaN stays a NaN.
+inline f32x16 vexp2(f32x16 x) {
+  constexpr float magic = 12582912.f;
+  x = x < -125.f ? fill(-125.f) : x;
+  const f32x16 rounded = x + magic;
+  const f32x16 r = x - (rounded - magic);
+  f32x16 p = r * 1.5403530e-4f + 1.3333558e-3f;
+  p = p * r + 9.6181291e-3f;
+  p = p * r + 5.5504109e-2f;
+  p = p * r + 2.4022651e-1f;
+  p = p * r + 6.9314718e-1f;
+  p = p * r + 1.f;
+  return p * (f32x16)(((i32x16)rounded - 0x4b400000 + 127) << 23);
 }

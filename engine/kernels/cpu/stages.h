@@ -15,6 +15,13 @@ struct Tokens {
   int64_t tokens, parts;
 };
 
+// The tokens whose attention is wanted: all, or those named, in any order.
+struct Wanted {
+  const int64_t* rows;  // null: all
+  int64_t count;
+  int64_t operator[](int64_t i) const { return rows ? rows[i] : i; }
+};
+
 struct Heads {
   int64_t q, kv;
   int64_t width() const { return (q + 2 * kv) * HEAD; }  // a row of q | k | v
@@ -22,52 +29,83 @@ struct Heads {
 };
 
 // Attention work: up to MAX_ROWS query rows of one part, longest context first, so that threads
-// which take items in turn finish together.
+// which take items in turn finish together. `first` counts wanted tokens.
 struct Item {
   int64_t part, first, count;
 };
 struct Plan {
-  std::vector<int64_t> part_of;
-  std::vector<Item> items;
+  std::vector<int64_t> part_of;  // of each token
+  std::vector<Item> all, last;   // for every token; for those whose output is wanted
 
-  void make(const Tokens& b, const Heads& heads) {
-    const int64_t block = MAX_ROWS / (heads.q / heads.kv);
+  void make(const Tokens& b, const Wanted& wanted, const Heads& heads) {
     part_of.resize(b.tokens);
-    items.clear();
     for (int64_t r = 0; r < b.parts; ++r)
-      for (int64_t i = b.start[r]; i < b.start[r + 1]; ++i) {
-        part_of[i] = r;
-        if ((i - b.start[r]) % block == 0)
-          items.push_back({r, i, std::min(block, b.start[r + 1] - i)});
-      }
+      std::fill(part_of.begin() + b.start[r], part_of.begin() + b.start[r + 1], r);
+    fill_items(b, {nullptr, b.tokens}, heads, all);
+    fill_items(b, wanted, heads, last);
+  }
+
+ private:
+  void fill_items(const Tokens& b, const Wanted& wanted, const Heads& heads,
+                  std::vector<Item>& items) const {
+    const int64_t most = MAX_ROWS / (heads.q / heads.kv);
+    items.clear();
+    for (int64_t i = 0; i < wanted.count; ++i) {
+      const int64_t part = part_of[wanted[i]];
+      if (items.empty() || items.back().part != part || items.back().count == most)
+        items.push_back({part, i, 0});
+      ++items.back().count;
+    }
     std::sort(items.begin(), items.end(), [&](const Item& x, const Item& y) {
-      return b.pos[x.first] > b.pos[y.first];
+      return b.pos[wanted[x.first]] > b.pos[wanted[y.first]];
     });
   }
 };
+
+inline float inverse_rms(const float* x, int64_t n, float eps) {
+  f32x16 sum{};
+  for (int64_t i = 0; i < n; i += LANES) {
+    const f32x16 v = load<f32x16>(x + i);
+    sum += v * v;
+  }
+  return 1.f / std::sqrt(hsum(sum) / n + eps);
+}
 
 inline void norm_stage(Team t, const float* x, const int64_t* rows, int64_t m, const T* weight,
                        int64_t n, float eps, T* y) {
   for (int64_t r = t.lo(m); r < t.hi(m); ++r) {
     const float* in = x + (rows ? rows[r] : r) * n;
-    f32x16 sum{};
-    for (int64_t i = 0; i < n; i += LANES) {
-      const f32x16 v = load<f32x16>(in + i);
-      sum += v * v;
-    }
-    const float inverse = 1.f / std::sqrt(hsum(sum) / n + eps);
+    const float inverse = inverse_rms(in, n, eps);
     for (int64_t i = 0; i < n; i += LANES)
       narrow(y + r * n + i, load<f32x16>(in + i) * inverse * widen(weight + i));
   }
 }
 
-// cos, sin: [context][HEAD / 2]. Rotates q and k in place and stores k and v in their page.
+// The norms of each head's q and k that some models have.
+struct HeadNorms {
+  const T *q, *k;  // [HEAD], or null
+  float eps;
+  static void apply(T* x, const T* weight, float eps) {
+    float wide[HEAD];
+    for (int d = 0; d < HEAD; d += LANES) store(wide + d, widen(x + d));
+    const float inverse = inverse_rms(wide, HEAD, eps);
+    for (int d = 0; d < HEAD; d += LANES)
+      narrow(x + d, load<f32x16>(wide + d) * inverse * widen(weight + d));
+  }
+};
+
+// cos, sin: [context][HEAD / 2]. Norms and rotates q and k in place, stores k and v in their page.
 inline void rope_store_stage(Team t, const Tokens& b, const Plan& plan, T* qkv, const Heads& heads,
-                             const float* cos, const float* sin, T* k_pool, T* v_pool) {
+                             const HeadNorms& norms, const float* cos, const float* sin, T* k_pool,
+                             T* v_pool) {
   for (int64_t i = t.lo(b.tokens); i < t.hi(b.tokens); ++i) {
     T *q = qkv + i * heads.width(), *k = q + heads.q * HEAD, *v = k + heads.kv * HEAD;
     const int64_t at = b.pos[i] * (HEAD / 2);
-    for (int64_t n = 0; n < heads.q + heads.kv; ++n) rope(q + n * HEAD, cos + at, sin + at);
+    for (int64_t n = 0; n < heads.q + heads.kv; ++n) {
+      const T* weight = n < heads.q ? norms.q : norms.k;
+      if (weight) HeadNorms::apply(q + n * HEAD, weight, norms.eps);
+      rope(q + n * HEAD, cos + at, sin + at);
+    }
     const int32_t page = b.pages[b.first_page[plan.part_of[i]] + b.pos[i] / PAGE];
     for (int64_t g = 0; g < heads.kv; ++g) {
       const int64_t to = page * heads.page_elements() + g * PAGE * HEAD;
@@ -76,13 +114,14 @@ inline void rope_store_stage(Team t, const Tokens& b, const Plan& plan, T* qkv, 
   }
 }
 
-inline void attention_stage(std::atomic<int64_t>& next, const Tokens& b, const Plan& plan,
-                            const T* qkv, const Heads& heads, const T* k_pool, const T* v_pool,
-                            T* out) {
-  const int64_t ratio = heads.q / heads.kv, jobs = plan.items.size() * heads.kv;
+// out: a row for each wanted token. Threads take items in turn: `next` begins at 0.
+inline void attention_stage(std::atomic<int64_t>& next, const Tokens& b,
+                            const std::vector<Item>& items, const Wanted& wanted, const T* qkv,
+                            const Heads& heads, const T* k_pool, const T* v_pool, T* out) {
+  const int64_t ratio = heads.q / heads.kv, jobs = items.size() * heads.kv;
   const float scale = 1.f / std::sqrt(float(HEAD));
   for (int64_t j; (j = next.fetch_add(1)) < jobs;) {
-    const Item& item = plan.items[j / heads.kv];
+    const Item& item = items[j / heads.kv];
     const int64_t g = j % heads.kv;
     int64_t limit[MAX_ROWS];
     alignas(64) T q[MAX_ROWS * HEAD];
@@ -90,8 +129,9 @@ inline void attention_stage(std::atomic<int64_t>& next, const Tokens& b, const P
     int n = 0;
     for (int64_t i = item.first; i < item.first + item.count; ++i)
       for (int64_t e = 0; e < ratio; ++e, ++n) {
-        memcpy(q + n * HEAD, qkv + i * heads.width() + (g * ratio + e) * HEAD, HEAD * sizeof(T));
-        limit[n] = b.pos[i];
+        memcpy(q + n * HEAD, qkv + wanted[i] * heads.width() + (g * ratio + e) * HEAD,
+               HEAD * sizeof(T));
+        limit[n] = b.pos[wanted[i]];
       }
     const Context kv{k_pool, v_pool, b.pages + b.first_page[item.part], heads.page_elements(),
                      g * PAGE * HEAD};
@@ -107,9 +147,13 @@ inline void attention_stage(std::atomic<int64_t>& next, const Tokens& b, const P
 struct Write {
   T* y;
   int64_t n;
+  const T* bias;  // [n], or null
   void operator()(int64_t r, int64_t p, f32x16 a, f32x16 b) const {
-    narrow(y + r * n + p * PANEL, a);
-    if (p * PANEL + LANES < n) narrow(y + r * n + p * PANEL + LANES, b);
+    put(r, p * PANEL, a);
+    if (p * PANEL + LANES < n) put(r, p * PANEL + LANES, b);
+  }
+  void put(int64_t r, int64_t column, f32x16 v) const {
+    narrow(y + r * n + column, bias ? v + widen(bias + column) : v);
   }
 };
 struct Add {

@@ -64,6 +64,7 @@ struct Tables {
 };
 struct Layer {
   const T *norm1, *qkv, *o, *norm2, *gate_up, *down;  // all but the norms packed
+  const T *qkv_bias, *q_norm, *k_norm;                // null where the model has none
   T *k, *v;
 };
 struct Step {
@@ -74,6 +75,7 @@ struct Step {
   T* hidden;           // [outs][hidden] after the last norm, or null to run the head instead
   int64_t* chosen;     // [outs] most likely token
   uint8_t* is_finite;  // [outs]
+  int64_t* stalled_ns;  // [1] that threads waited for others, all together
 };
 
 struct Model {
@@ -82,11 +84,11 @@ struct Model {
   std::vector<Layer> layers;
   Plan plan;
   Best best;
-  Scratch x, h, qkv, att, mid;
+  Scratch x, x_last, h, qkv, att, mid;
 };
 
 Model* quiesce_new(const Shape* shape, const Tables* tables) {
-  Model* m = new (std::nothrow) Model{*shape, *tables, {}, {}, {}, {}, {}, {}, {}, {}};
+  Model* m = new (std::nothrow) Model{*shape, *tables, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   if (m) m->layers.resize(shape->layers);
   return m;
 }
@@ -105,8 +107,11 @@ int quiesce_forward(Model* model, const Step* step) try {
   T* h = model->h.get<T>(std::max(m, outs) * s.hidden);
   T *qkv = model->qkv.get<T>(m * width), *att = model->att.get<T>(m * att_width);
   T* mid = model->mid.get<T>(m * s.ffn);
+  // What the last layer does behind its attention is only wanted of some tokens.
+  const Wanted all{nullptr, m}, last{outs < m ? step->rows : nullptr, outs < m ? outs : m};
+  float* x_last = last.rows ? model->x_last.get<float>(outs * s.hidden) : x;
   const Plan& plan = model->plan;
-  model->plan.make(b, heads);
+  model->plan.make(b, last, heads);
   if (!step->hidden) model->best.reset(step->threads * outs);
   std::vector<std::atomic<int64_t>> next(s.layers);
   Barrier barrier;
@@ -123,24 +128,31 @@ int quiesce_forward(Model* model, const Step* step) try {
         store(x + i * s.hidden + c, widen(tables.embed + step->ids[i] * s.hidden + c));
     for (int64_t l = 0; l < s.layers; ++l) {
       const Layer& w = model->layers[l];
+      const bool is_last = l == s.layers - 1;
+      const Wanted& wanted = is_last ? last : all;
+      float* y = is_last ? x_last : x;
       norm_stage(t, x, nullptr, m, w.norm1, s.hidden, s.eps, h);
       sync();
-      mm(h, s.hidden, m, w.qkv, width, Write{qkv, width});
+      mm(h, s.hidden, m, w.qkv, width, Write{qkv, width, w.qkv_bias});
       sync();
-      rope_store_stage(t, b, plan, qkv, heads, tables.cos, tables.sin, w.k, w.v);
+      rope_store_stage(t, b, plan, qkv, heads, {w.q_norm, w.k_norm, s.eps}, tables.cos, tables.sin,
+                       w.k, w.v);
+      if (y != x)
+        for (int64_t i = t.lo(outs); i < t.hi(outs); ++i)
+          memcpy(y + i * s.hidden, x + step->rows[i] * s.hidden, s.hidden * sizeof(float));
       sync();
-      attention_stage(next[l], b, plan, qkv, heads, w.k, w.v, att);
+      attention_stage(next[l], b, is_last ? plan.last : plan.all, wanted, qkv, heads, w.k, w.v, att);
       sync();
-      mm(att, att_width, m, w.o, s.hidden, Add{x, s.hidden});
+      mm(att, att_width, wanted.count, w.o, s.hidden, Add{y, s.hidden});
       sync();
-      norm_stage(t, x, nullptr, m, w.norm2, s.hidden, s.eps, h);
+      norm_stage(t, y, nullptr, wanted.count, w.norm2, s.hidden, s.eps, h);
       sync();
-      mm(h, s.hidden, m, w.gate_up, 2 * s.ffn, SiluMul{mid, s.ffn});
+      mm(h, s.hidden, wanted.count, w.gate_up, 2 * s.ffn, SiluMul{mid, s.ffn});
       sync();
-      mm(mid, s.ffn, m, w.down, s.hidden, Add{x, s.hidden});
+      mm(mid, s.ffn, wanted.count, w.down, s.hidden, Add{y, s.hidden});
       sync();
     }
-    norm_stage(t, x, step->rows, outs, tables.norm, s.hidden, s.eps,
+    norm_stage(t, x_last, last.rows ? nullptr : step->rows, outs, tables.norm, s.hidden, s.eps,
                step->hidden ? step->hidden : h);
     if (step->hidden || !outs) return;
     sync();
@@ -150,6 +162,7 @@ int quiesce_forward(Model* model, const Step* step) try {
        Logits{nullptr, s.vocab, best.value.data() + at, best.arg.data() + at, best.bad.data() + at});
   });
   if (!step->hidden) model->best.join(outs, size, step->chosen, step->is_finite);
+  *step->stalled_ns = barrier.stalled_ns;
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
@@ -187,7 +200,7 @@ void quiesce_pack(const T* w, int64_t n, int64_t k, int halves, int64_t threads,
 
 void quiesce_linear(const T* x, int64_t m, int64_t k, const T* w, int64_t n, int64_t threads, T* y) {
   run_team(threads, [&](Team t) {
-    gemm(x, k, m, Packed{w, n, k}, t.id, t.size, Write{y, n});
+    gemm(x, k, m, Packed{w, n, k}, t.id, t.size, Write{y, n, nullptr});
   });
 }
 
@@ -196,13 +209,14 @@ int quiesce_attend(const Tokens* b, T* qkv, int64_t heads, int64_t kv_heads, con
                    const float* sin, T* k, T* v, int64_t threads, T* out) try {
   const Heads h{heads, kv_heads};
   Plan plan;
-  plan.make(*b, h);
+  const Wanted all{nullptr, b->tokens};
+  plan.make(*b, all, h);
   std::atomic<int64_t> next{0};
   Barrier barrier;
   run_team(threads, [&](Team t) {
-    rope_store_stage(t, *b, plan, qkv, h, cos, sin, k, v);
+    rope_store_stage(t, *b, plan, qkv, h, {nullptr, nullptr, 0}, cos, sin, k, v);
     barrier.wait(t.size);
-    attention_stage(next, *b, plan, qkv, h, k, v, out);
+    attention_stage(next, *b, plan.all, all, qkv, h, k, v, out);
   });
   return 0;
 } catch (const std::bad_alloc&) {

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 struct Team {
@@ -19,9 +20,11 @@ void run_team(int threads, F&& work) {
 }
 
 // A step has some 240 barriers, a few microseconds apart. Members spin, and yield the core once
-// one of them seems descheduled: plain spinning took up to 3 s a step on a box with load 13.
+// one of them seems descheduled: plain spinning took up to 3 s a step on a box with load 13. How
+// long they waited so is added up, for who chooses the number of threads.
 struct Barrier {
   std::atomic<int> arrived{0}, phase{0};
+  std::atomic<int64_t> stalled_ns{0};
 
   void wait(int size) {
     const int seen = phase.load(std::memory_order_acquire);
@@ -30,9 +33,13 @@ struct Barrier {
       phase.store(seen + 1, std::memory_order_release);
       return;
     }
-    for (int n = 0; phase.load(std::memory_order_acquire) == seen; ++n) {
-      if (n < 20000) asm volatile("" ::: "memory");
-      else sched_yield();
+    for (int n = 0; n < 20000; ++n) {
+      if (phase.load(std::memory_order_acquire) != seen) return;
+      asm volatile("" ::: "memory");
     }
+    using clock = std::chrono::steady_clock;
+    const auto start = clock::now();
+    while (phase.load(std::memory_order_acquire) == seen) sched_yield();
+    stalled_ns += std::chrono::nanoseconds(clock::now() - start).count();
   }
 };

@@ -13,7 +13,7 @@ import django
 
 django.setup()
 
-from django.db import connection, transaction  # noqa: E402
+from django.db import OperationalError, connection, transaction  # noqa: E402
 
 from console.actors import Actor  # noqa: E402
 from console.choices import AuditStage  # noqa: E402
@@ -31,15 +31,25 @@ def main(turns: int) -> None:
     def write(number: int) -> None:
         try:
             for turn in range(turns):
-                with transaction.atomic():
-                    audit_append(
-                        action="test.done", stage=AuditStage.NOTE, actor=SYSTEM, now=db_now(),
-                        process="test", facts={"n": f"{number}-{turn}"},
-                    )  # fmt: skip
-                    if turn % 5 == 4:
-                        transaction.set_rollback(True)
+                while not append(number, turn):
+                    pass  # refused, so nothing is written: asked again, as a client would
         finally:
             connection.close()
+
+    def append(number: int, turn: int) -> bool:
+        try:
+            with transaction.atomic():
+                audit_append(
+                    action="test.done", stage=AuditStage.NOTE, actor=SYSTEM, now=db_now(),
+                    process="test", facts={"n": f"{number}-{turn}"},
+                )  # fmt: skip
+                if turn % 5 == 4:
+                    transaction.set_rollback(True)
+        except OperationalError as error:
+            if "database is locked" not in str(error):  # SQLite's wait is long, and not fair
+                raise
+            return False
+        return True
 
     started = time.monotonic()
     with ThreadPoolExecutor(WRITERS) as pool:

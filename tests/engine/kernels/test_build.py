@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let these tests run where the result could not: they compile, or pretend to."""
+    """The same key on every machine."""
     monkeypatch.setattr(build, "cpu_flags", lambda: frozenset({"avx512f"}))
 
 
@@ -110,14 +110,6 @@ def test_a_failed_compilation_is_logged_with_its_message_and_leaves_nothing(
     line = unavailable(tmp_path, compiler=str(fake_compiler(tmp_path, exit_code=3)))
     assert line["reason"] == "compiler failed" and "no such header" in line["detail"]
     assert [p.name for p in (tmp_path / "cache").iterdir()] == ["build.lock"]
-
-
-def test_a_cpu_without_the_instructions_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "cpu_flags", lambda: frozenset({"sse2"}))
-    line = unavailable(tmp_path)
-    assert (line["reason"], line["detail"]) == ("CPU lacks instructions", "avx512f")
 
 
 @pytest.mark.parametrize(

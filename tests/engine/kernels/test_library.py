@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.cpu.build import LibraryShape, build_library
+from engine.kernels.cpu.build import LibraryShape, build_library, cpu_flags
 from engine.kernels.cpu.library import CPULibrary, CTokens
 from engine.kernels.paged_attention import AttentionPlan, ExtendPart, attend
 
@@ -125,14 +125,15 @@ def test_attention_over_scattered_and_poisoned_pages_is_torchs(
     assert (found.double() - expected).abs().max() < BOUND[dtype]
 
 
-@pytest.mark.parametrize("march", ["skylake-avx512", "x86-64-v3"])
-def test_bfloat16_without_its_instructions_gives_the_same_results(
-    cpu_ext_dir: Path, march: str
-) -> None:
-    lib = library(cpu_ext_dir, torch.bfloat16, march)
-    check_linear(lib, torch.bfloat16, 25)
-    found, expected = random_step(lib, torch.bfloat16, 5)
-    assert (found.double() - expected).abs().max() < BOUND[torch.bfloat16]
+@dtypes
+@pytest.mark.parametrize("march", ["skylake-avx512", "x86-64-v3", "x86-64-v2"])
+def test_older_cpus_get_the_same_results(cpu_ext_dir: Path, march: str, dtype: torch.dtype) -> None:
+    if march == "skylake-avx512" and "avx512f" not in cpu_flags():
+        pytest.skip("this CPU cannot run it")
+    lib = library(cpu_ext_dir, dtype, march)
+    check_linear(lib, dtype, 25)
+    found, expected = random_step(lib, dtype, 5)
+    assert (found.double() - expected).abs().max() < BOUND[dtype]
 
 
 def test_denormal_numbers_survive_loading_and_running(cpu_ext_dir: Path) -> None:

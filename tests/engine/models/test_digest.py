@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import xxhash
 
-from engine.kernels.cpu.build import cpu_flags
 from engine.models.digest import Digest, DigestingSource, TensorMap, digits_of
 from engine.models.errors import NonFiniteTensorError
 from engine.models.llama import expected_shapes
@@ -31,7 +31,7 @@ def test_tensors_is_the_inverse_of_load(
     weights = random_weights(config, 3)
     placement = Placement(torch.device("cpu"), dtype, 16, cpu_ext_dir if is_compiled else None)
     loaded = load_weights(DigestingSource(TensorMap(weights)), config, placement)
-    if is_compiled and architecture == "Llama" and "avx512f" in cpu_flags():
+    if is_compiled and shutil.which("g++"):
         assert type(loaded.model).__name__ == "LlamaCPU"
     found = dict(loaded.model.tensors())
     assert found.keys() == expected_shapes(config).keys() == loaded.digest.tensors.keys()

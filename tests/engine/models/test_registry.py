@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from structlog.testing import capture_logs
 
-from engine.kernels.cpu.build import cpu_flags
 from engine.models import registry
 from engine.models.config import read_config
 from engine.models.errors import MissingTensorError, TensorShapeError, UnexpectedTensorError
@@ -28,8 +28,8 @@ def tiny_folder(folder: Path, **settings: object) -> Path:
 
 
 def test_compiled_kernels_are_used_where_they_can_be_had(tmp_path: Path, cpu_ext_dir: Path) -> None:
-    if "avx512f" not in cpu_flags():
-        pytest.skip("this CPU lacks what the compiled kernels need")
+    if shutil.which("g++") is None:
+        pytest.skip("no compiler")
     assert isinstance(load(tiny_folder(tmp_path), cpu_ext_dir), LlamaCPU)
 
 
@@ -43,8 +43,6 @@ def test_torch_is_used_without_a_folder_for_kernels(tmp_path: Path) -> None:
         ({"num_attention_heads": 26}, 16, "26 heads share 2"),
         ({"head_dim": 48}, 16, "head_dim 48"),
         ({}, 8, "page_size 8"),
-        ({"architectures": ["Qwen2ForCausalLM"]}, 16, "biases of q, k and v"),
-        ({"architectures": ["Qwen3ForCausalLM"]}, 16, "norms of q and k"),
     ],
 )
 def test_torch_is_used_and_the_log_says_why_where_kernels_do_not_fit(

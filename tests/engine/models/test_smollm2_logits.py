@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from engine.memory.device_pool import DevicePool
-from engine.models.base import StepModel
-from engine.models.config import read_config
-from engine.models.forward_batch import Part
-from engine.models.llama_cpu import LlamaCPU
-from engine.models.registry import Placement, load_model
-from engine.models.step_inputs import Limits, make_inputs
+from tests.engine.models.real_model import NUM_PAGES, Chunk, ModelOf, logits_of, models_of
 from tests.engine.runner.driver import Case, golden_cases
 
-NUM_PAGES = 300
 CASES = golden_cases()
 SOME = CASES[::4]
 FEW = [case for case in CASES if len(case.prompt_ids) > 60][::3]
@@ -29,8 +19,6 @@ BOUND = {"float32": 1e-3, "bfloat16": 0.5}
 # How far below the best a chosen token may be in fp32; so measured 0.11, 0.19 and 0.23.
 MAX_GAP = {"float32": 0.0, "bfloat16": 0.3}
 MIN_TOP1 = {"float32": 1.0, "bfloat16": 0.97}
-ModelOf = Callable[[str, str], StepModel]
-Chunk = tuple[int, int, int]  # request, first token, last token
 
 kinds = pytest.mark.parametrize(
     ("kernels", "dtype"),
@@ -45,47 +33,11 @@ kinds = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def model_of(smollm2_dir: Path, cpu_ext_dir: Path) -> ModelOf:
-    config = read_config(smollm2_dir)
-
-    @cache
-    def make(kernels: str, dtype: str) -> StepModel:
-        ext_dir = cpu_ext_dir if kernels == "cpu" else None
-        placement = Placement(torch.device("cpu"), getattr(torch, dtype), 16, ext_dir)
-        model = load_model(smollm2_dir, config, placement).model
-        if isinstance(model, LlamaCPU) != (kernels == "cpu"):
-            pytest.skip("this machine cannot build or run the compiled kernels")
-        pool = DevicePool(model.kv_layout, config.num_layers, NUM_PAGES, placement.device)
-        pool.poison()
-        model.bind(pool)
-        return model
-
-    return make
+    return models_of(smollm2_dir, cpu_ext_dir)
 
 
 def ids_of(case: Case) -> list[int]:
     return [*case.prompt_ids, *case.tokens[:-1]]
-
-
-def logits_of(
-    model: StepModel, steps: list[list[Chunk]], ids: dict[int, list[int]], pages: dict
-) -> dict[int, torch.Tensor]:
-    """Run the chunks of each step together; return the logits of the last 40 rows of each."""
-    limits = Limits(49152, NUM_PAGES, 16, 8192)
-    found: dict[int, list[torch.Tensor]] = {}
-    for step in steps:
-        parts = [Part(ids[r][first:last], first, pages[r], None) for r, first, last in step]
-        inputs = make_inputs(parts, limits)
-        wanted = [
-            np.arange(inputs.start[n], inputs.start[n + 1])[max(0, len(ids[r]) - 40 - first) :]
-            for n, (r, first, _) in enumerate(step)
-        ]
-        with torch.inference_mode():
-            hidden = model.hidden(inputs.with_rows(np.concatenate(wanted)))
-            logits, is_finite = model.logits(hidden)
-        assert is_finite.all()
-        for (r, _, _), rows in zip(step, logits.split([len(w) for w in wanted]), strict=True):
-            found.setdefault(r, []).append(rows)
-    return {r: torch.cat(rows) for r, rows in found.items()}
 
 
 def check(cases: list[Case], found: dict[int, torch.Tensor], dtype: str) -> None:
