@@ -20,7 +20,7 @@ from engine.models.forward_batch import SampleSpec
 # Below this SGLang takes the most likely token, too: dividing by it would overflow.
 MIN_TEMPERATURE = 1e-6
 # Sorting a whole vocabulary is slow and top_p rarely needs it: so many tokens are tried, in turn.
-SORTED_TOKENS = (1024, 8192)
+SORTED_TOKENS = (64, 1024, 8192)
 # Cumulative weights are taken of so many tokens at a time, and within one of these blocks.
 BLOCK_TOKENS = 256
 
@@ -125,15 +125,25 @@ def draw_rows(
     if not width:
         tokens = _draw_from_all(weights, at).tolist()
         return tokens
-    vocab = logits.shape[1]
+    return _draw_from_top(weights, weights.sum(dim=1, dtype=torch.float64), params, at, width)
+
+
+def _draw_from_top(
+    weights: torch.Tensor,
+    sums: torch.Tensor,
+    params: Sequence[SamplingParams],
+    at: torch.Tensor,
+    width: int,
+) -> list[int]:
+    """Draw from the sorted `width` largest weights (R, V), whose sums are (R,), as filtered."""
+    vocab = weights.shape[1]
     top, ids = weights.topk(width, dim=1)  # (R, width), most likely first
-    probs = top.double() / weights.sum(dim=1, keepdim=True, dtype=torch.float64)
-    kept, may_go_on = _filter(probs, params, vocab)
-    tokens = ids.gather(1, _invert(kept, at)[:, None])[:, 0].tolist()
+    kept, may_go_on = _filter(top.double() / sums[:, None], params, vocab)
+    tokens: list[int] = ids.gather(1, _invert(kept, at)[:, None])[:, 0].tolist()
     rest = may_go_on.nonzero()[:, 0].tolist() if width < vocab else []
     if rest:
         wider = next((n for n in SORTED_TOKENS if width < n < vocab), vocab)
-        some = draw_rows(logits[rest], [params[r] for r in rest], [points[r] for r in rest], wider)
+        some = _draw_from_top(weights[rest], sums[rest], [params[r] for r in rest], at[rest], wider)
         for row, token in zip(rest, some, strict=True):
             tokens[row] = token
     return tokens

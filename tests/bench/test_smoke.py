@@ -26,8 +26,20 @@ def run(script: str, *flags: str) -> str:
 
 
 def test_the_engine_bench_prints_every_row() -> None:
-    out = run("engine.py", "--reps", "1")
+    out = run("engine.py", "--reps", "1", "--load-reps", "1", "--peers", "transformers")
     for row in ("prefill 512", "cold", "hit", "decode b1", "decode b8", "decode b32"):
+        assert row in out
+    assert "transformers 5" in out and "served well, requests/s" in out
+
+
+def test_what_a_token_costs_is_told_for_rank_and_frontend() -> None:
+    out = run("token_cost.py")
+    assert "| rank, greedy, whole |" in out and "| frontend, streamed |" in out
+
+
+def test_operations_under_load_are_told_beside_none() -> None:
+    out = run("operations_load.py", "--reps", "1")
+    for row in ("pieces/s outside pauses", "p99 wait", "| flush |", "| weight update |"):
         assert row in out
 
 
@@ -59,4 +71,5 @@ def test_the_cache_bench_prints_every_tier_and_backend() -> None:
 
 
 def test_the_step_bench_runs() -> None:
-    assert "decode" in run("model_step.py", "--seconds", "0.2")
+    out = run("model_step.py", "--seconds", "0.2")
+    assert "| decode b32, context 512 |" in out and "GFLOP/s" in out
