@@ -5,7 +5,7 @@ Owns the request until its end: whoever stops iterating ends it. Knows no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from engine.frontend.requests import Active, NewRequest, RequestManager
@@ -42,7 +42,7 @@ class Completion:
         self._keeps_stop = sampling.no_stop_trim
         self._hidden = frozenset() if sampling.no_stop_trim else frozenset(sampling.stop_token_ids)
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece]:
         """The output, piece by piece."""
         ended = False
         try:

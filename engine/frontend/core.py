@@ -66,6 +66,7 @@ log = get_logger()
 
 VERSION = "0.1.0"
 _TICK_S = 0.05
+_STATE_S = 0.2
 # After these a rank's cache holds nothing of what it was sent before.
 _EMPTYING = WEIGHT_UPDATES | {OperationKind.FLUSH_CACHE, OperationKind.RELEASE_MEMORY}
 _STEPS_AT_ONCE = 16
@@ -128,6 +129,8 @@ class Frontend:
         self._launch.connect(config.launch_address)
         self._state_told: tuple[object, ...] = ()
         self._state_told_at = 0.0
+        self._state_seen_at = 0.0
+        self._is_state_stale = True  # something came that may change it
         self._disk_fault_told = ""
         self._busy = False
 
@@ -215,6 +218,7 @@ class Frontend:
                             self._launch.send(encode(KillRank(rank=action.rank, inc=action.inc)))
                         case Ended():
                             self._operation_ended(action.result)
+                self._is_state_stale |= bool(actions)
                 quiet = 0 if actions else quiet + 1
                 if quiet == 2:
                     break
@@ -237,9 +241,11 @@ class Frontend:
                 if message.epoch == self.epoch.number and self.table.lives(rank, message.inc):
                     self.requests.on_tokens(rank, message.inc, message.items)
             case Loading():
+                self._is_state_stale = True
                 self.loading[rank] = message
                 log.info("rank loads", rank=rank, what=message.what, share=message.share)
             case Ready():
+                self._is_state_stale = True
                 self.ready[rank] = message
                 self.loading.pop(rank, None)
                 self._adopt()
@@ -247,10 +253,12 @@ class Frontend:
                 if message.epoch == self.epoch.number:
                     self.calls.answered(message)
             case Report():
+                self._is_state_stale = True
                 if self.coordinator.on_message(message, time.monotonic()):
                     self._note_stats(rank, message.stats)
                 self.drive()
             case Said():
+                self._is_state_stale = True
                 self.coordinator.on_message(message, time.monotonic())
                 self.drive()
 
@@ -273,6 +281,7 @@ class Frontend:
             processes = decode_processes(frame)
             alive = {item.rank: item.inc for item in processes.ranks if item.alive}
             if alive != self.table.alive:
+                self._is_state_stale = True
                 self.coordinator.on_processes(alive)
                 self.requests.on_processes(alive)
                 self.calls.on_processes(alive)
@@ -303,6 +312,10 @@ class Frontend:
         self._disk_fault_told = fault
 
     def _tell_state(self, now: float) -> None:
+        # Made up whenever something came, and else only as often as time alone may change it.
+        if not self._is_state_stale and now - self._state_seen_at < _STATE_S:
+            return
+        self._state_seen_at, self._is_state_stale = now, False
         state = self.state()
         signature: tuple[object, ...] = (
             state.idle,

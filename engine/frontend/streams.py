@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 import msgspec
@@ -56,6 +57,11 @@ async def merged(completions: Sequence[Completion]) -> AsyncIterator[tuple[int, 
 
     Takes none ahead of its reader: what waits is joined where it waits (TokenQueue).
     """
+    if len(completions) == 1:  # as nearly all: no task and no queue between
+        async with aclosing(completions[0].pieces()) as pieces:
+            async for piece in pieces:
+                yield 0, piece
+        return
     queue: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue(maxsize=1)
 
     async def pump(index: int, completion: Completion) -> None:
