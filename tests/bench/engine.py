@@ -146,8 +146,8 @@ def load_table_of(served: dict[str, Served]) -> list[str]:
         cells = [row, f"{mine:,.1f}"]
         for name in others:
             theirs = by_name[name][row]
-            ratio = theirs / mine if row.endswith("ms") else mine / theirs
-            cells += [f"{theirs:,.1f}", f"{ratio:.2f}×"]
+            more, less = (theirs, mine) if row.endswith("ms") else (mine, theirs)
+            cells += [f"{theirs:,.1f}", f"{more / less:.2f}×" if less else "–"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
