@@ -28,9 +28,9 @@ log = structlog.get_logger(__name__)
 FLEET = "fleet"
 JOBS = "jobs"
 PENDING = "pending"
-HINT = "live.hint"  # consumers handle it as `live_hint`
-CLOSED = "live.closed"  # consumers handle it as `live_closed`
-RIGHTS = "live.rights"  # consumers handle it as `live_rights`
+HINT = "live.hint"  # a topic changed
+CLOSED = "live.closed"  # a log-in ended
+RIGHTS = "live.rights"  # somebody's roles changed
 MAX_PENDING = 1000
 ASK_S = 1.0  # how long a command waits for Redis before it goes on without
 
@@ -186,6 +186,11 @@ def _send(group: str, message: dict[str, Any]) -> None:
     sender.send(group, message)
 
 
+def _send_to(group: str, kind: str) -> None:
+    """A message that says whom it is for: a process hears all of its groups on one channel."""
+    _send(group, {"type": kind, "group": group})
+
+
 def settle(timeout_s: float = 6.0) -> None:
     """Wait until what was to be sent is sent, or cannot be: for a process that ends after it."""
     sender = _senders.get(os.getpid())
@@ -213,14 +218,14 @@ def engine_changed(name: str) -> None:
 
 def session_closed(session_key: str) -> None:
     """Close every socket of a session that has ended."""
-    _send(session_group(session_key), {"type": CLOSED})
+    _send_to(session_group(session_key), CLOSED)
 
 
 def user_closed(user_id: int) -> None:
     """Close every socket of a person whose log-ins have ended."""
-    _send(user_group(user_id), {"type": CLOSED})
+    _send_to(user_group(user_id), CLOSED)
 
 
 def user_changed(user_id: int) -> None:
     """Close every socket of a person whose roles changed; their log-in goes on."""
-    _send(user_group(user_id), {"type": RIGHTS})
+    _send_to(user_group(user_id), RIGHTS)

@@ -1,10 +1,15 @@
-"""What a topic holds now: its version, its JSON and its HTML fragments. Called in a thread."""
+"""What a topic holds now: its version, its JSON and its HTML fragments. Called in a thread.
+
+What is shown depends on the topic and the rights only, never on who else asks or by which socket:
+that is why one reading may be sent to all with the same rights.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any  # JSON objects
 from uuid import UUID
@@ -12,10 +17,11 @@ from uuid import UUID
 from django.utils import timezone
 
 from console import fragments
-from console.access import Rights
+from console.access import NOTHING, Rights
 from console.exceptions import Forbidden, NotFound
 from console.models import Job
 from console.notify import JOBS, PENDING, fleet_page_of
+from console.selectors.access import rights_of_people
 from console.selectors.audit import audit_head
 from console.selectors.engines import engine_get, engine_page
 from console.selectors.health import parts_read
@@ -37,6 +43,15 @@ class TopicState:
     fragments: list[tuple[str, str]]
     seq: int  # of the audit log, before it was read: GET /events goes on from there
     is_final: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading for all with the same rights; `state` is None when it is not there for them."""
+
+    rights: Rights
+    state: TopicState | None
+    message: str = ""  # JSON of the update, but for its opening brace; "" when nothing is new
 
 
 def topic_is_known(topic: object) -> bool:
@@ -95,3 +110,37 @@ def topic_read(topic: str, rights: Rights, known: bytes = b"") -> TopicState | N
         seq=seq,
         is_final=final,
     )
+
+
+def topic_read_for(
+    topic: str, user_ids: Collection[int], known: Mapping[Rights, bytes]
+) -> dict[int, Reading]:
+    """The topic as each of these people may see it now: read once for all with the same rights.
+
+    Their rights are read first, each time. `known`: by rights, the digest that all with them have
+    been sent; what is not news is not rendered. One who is gone sees nothing.
+    """
+    found: dict[Rights, Reading] = {}
+    people = rights_of_people(user_ids)
+    seen: dict[int, Reading] = {}
+    for user_id in user_ids:
+        rights = people.get(user_id, NOTHING).without_person()
+        if rights not in found:
+            found[rights] = _reading(topic, rights, known.get(rights, b""))
+        seen[user_id] = found[rights]
+    return seen
+
+
+def _reading(topic: str, rights: Rights, known: bytes) -> Reading:
+    state = topic_read(topic, rights, known)
+    if state is None or state.digest == known:
+        return Reading(rights, state)
+    update = {
+        "type": "update",
+        "topic": topic,
+        "version": state.version,
+        "seq": state.seq,
+        "data": state.data,
+        "fragments": state.fragments,
+    }
+    return Reading(rights, state, json.dumps(update)[1:])

@@ -16,6 +16,7 @@ from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.urls import path, re_path  # noqa: E402
 
+from console.consumers.hub import Hub  # noqa: E402
 from console.consumers.live import LiveConsumer  # noqa: E402
 from console.consumers.origin import SameOrigin, refuse  # noqa: E402
 from console.pages.fragments import register_all  # noqa: E402
@@ -34,7 +35,7 @@ application = ProtocolTypeRouter(
         ),
         "websocket": SameOrigin(
             AuthMiddlewareStack(
-                URLRouter([path("ws/live/", LiveConsumer.as_asgi()), re_path("", refuse)])
+                URLRouter([path("ws/live/", LiveConsumer.as_asgi(hub=Hub())), re_path("", refuse)])
             ),
             allowed_hosts=settings.ALLOWED_HOSTS,
             trusted_origins=settings.CSRF_TRUSTED_ORIGINS,

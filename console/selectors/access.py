@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 from django.db.models import QuerySet
@@ -37,6 +38,18 @@ def rights_of(user: User, token: ApiToken | None = None) -> Rights:
         reach=selector_read(token.reach if token is not None else ""),
         ends_at=token.expires_at if token is not None else None,
     )
+
+
+def rights_of_people(user_ids: Collection[int]) -> dict[int, Rights]:
+    """What each of these people may do now, when they came without a token; nobody that is gone."""
+    grants: dict[int, list[Grant]] = {}
+    for row in RoleGrant.objects.filter(user__in=user_ids):
+        grants.setdefault(row.user_id, []).append(grant_of(row))
+    people = User.objects.filter(pk__in=user_ids).values_list("pk", "is_active")
+    return {
+        pk: Rights(user_id=pk, grants=tuple(grants.get(pk, ()))) if is_active else NOTHING
+        for pk, is_active in people
+    }
 
 
 def token_is_live(token: ApiToken, now: datetime) -> bool:

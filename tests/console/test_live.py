@@ -12,7 +12,6 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from console.consumers.live import COALESCE_S
 from tests.fakes.engine import FakeEngine
 from tests.fakes.stack import free_port
 from tests.fakes.waiting import PATIENCE_S, wait_until
@@ -302,13 +301,12 @@ def test_l01_a_slow_reader_and_churn_end_with_the_true_state_of_a_flood(
             quick.subscribe(topic, "jobs", "fleet", f"engine:{stack_engine.name}")
             stack.until(job_id, phase="waiting for idle")
             hints = stack.redis()
-            flood, began = _hint(topic), time.monotonic()
+            flood = _hint(topic)
             for _ in range(500):
                 hints.publish(*flood)
                 time.sleep(0.002)
             stack_engine.idle()
             assert stack.ended(job_id)["state"] == "succeeded"
-            took_s = time.monotonic() - began
             for browser in (slow, quick):
                 states = []
                 while not states or states[-1][1] not in ENDED:
@@ -317,8 +315,7 @@ def test_l01_a_slow_reader_and_churn_end_with_the_true_state_of_a_flood(
                         states.append((message["version"], message["data"]["state"]))
                 versions = [version for version, _ in states]
                 assert versions == sorted(set(versions)), "no repeat, nothing backwards"
-                most = 10 + took_s / COALESCE_S
-                assert len(states) < most, "changes were put together"
+                assert len(states) < 50, "changes were put together"
         finally:
             stop.set()
             for thread in churners:
