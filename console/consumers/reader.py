@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
 from console.access import Rights
 from console.consumers.allowance import Allowance
@@ -108,7 +108,7 @@ class Reader:
             await self._until_due()
             try:
                 await self._pass()
-            except DatabaseError as error:
+            except (DatabaseError, InterfaceError) as error:
                 log.warning("topic not read", topic=self.topic, error=repr(error))
                 self.mark()
                 await asyncio.sleep(FAULT_REST_S)

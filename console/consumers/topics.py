@@ -26,6 +26,7 @@ from console.selectors.audit import audit_head
 from console.selectors.engines import engine_get, engine_page
 from console.selectors.health import parts_read
 from console.selectors.jobs import job_get, job_list, jobs_pending
+from console.selectors.moment import one_moment
 from console.selectors.payloads import engine_payload, is_final, job_payload
 
 _ENGINE = re.compile(r"^engine:[a-z0-9][a-z0-9-]{0,62}$")
@@ -117,9 +118,16 @@ def topic_read_for(
 ) -> dict[int, Reading]:
     """The topic as each of these people may see it now: read once for all with the same rights.
 
-    Their rights are read first, each time. `known`: by rights, the digest that all with them have
-    been sent; what is not news is not rendered. One who is gone sees nothing.
+    Their rights are read with it, each time, as of one moment. `known`: by rights, the digest that
+    all with them have been sent; what is not news is not rendered. One who is gone sees nothing.
     """
+    with one_moment():
+        return _read_for(topic, user_ids, known)
+
+
+def _read_for(
+    topic: str, user_ids: Collection[int], known: Mapping[Rights, bytes]
+) -> dict[int, Reading]:
     found: dict[Rights, Reading] = {}
     people = rights_of_people(user_ids)
     seen: dict[int, Reading] = {}
