@@ -4,7 +4,7 @@ where the time goes.
     .venv/bin/python tests/bench/console.py [--jobs 200] [--write]
 
 The whole real stack as bin/run starts it, real engine included, in a state folder of its own. The
-stations of a job are read from its audit entries, the worker's log and the socket's own clock.
+stations of a job are read from its audit entries, the engine's answer and the socket's own clock.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import sqlite3
 import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
 
@@ -64,56 +62,54 @@ class Run:
     seen: float
 
 
-STATIONS = (
-    ("asked", "`POST` → its transaction: HTTP, token, rights, form"),
-    ("accepted", "→ committed, doorbell rung, a worker claims it"),
-    ("claimed", "→ claim committed, connection, Hello"),
-    ("dispatched", "→ dispatch committed, sent"),
-    ("sent", "→ engine: journal, every rank, journal, reply (and progress written)"),
-    ("ended", "→ outcome committed"),
-    ("written", "→ hint, read, rendered, handed to the socket"),
-    ("told", "→ seen by the page"),
-    ("seen", ""),
+# From each station to the next; what happens on the way.
+WAYS = (
+    ("asked", "accepted", "`POST` read: HTTP, token, rights, form"),
+    ("accepted", "claimed", "accepted: row, entry, commit; doorbell; a worker has it"),
+    ("claimed", "dispatched", "claimed: entry, commit; connection to the engine, Hello"),
+    ("dispatched", "ended", "dispatched: entry, commit; over ZMQ, and back; progress written"),
+    ("ended", "told", "ended: entry, commit; hint; read, rendered, to the socket"),
+    ("told", "seen", "over the socket"),
 )
+ENGINE = "in the engine: journal, every rank, journal"
 
 
 def stations(stack: Supervised, run: Run) -> dict[str, float]:
-    """When the job was where."""
+    """When the job was where; `engine` is the time that the engine took of it."""
+    key = [UUID(run.job_id).hex]
     with closing(sqlite3.connect(stack.dir / "console.sqlite3")) as rows:
         entries = rows.execute(
-            "SELECT action, body FROM console_auditentry WHERE job_id = ?", [UUID(run.job_id).hex]
-        )
-        at = {
-            action: datetime.fromisoformat(json.loads(body)["at"]).timestamp()
-            for action, body in entries
-        }
-    lines = [line for line in stack.output.splitlines() if run.job_id in line]
-    said = {
-        event: datetime.fromisoformat(re.search(r"timestamp=(\S+)", line)[1]).timestamp()
-        for event in ("job sent", "job ended")
-        for line in lines
-        if f'event="{event}"' in line
+            "SELECT action, body FROM console_auditentry WHERE job_id = ?", key
+        ).fetchall()
+        ((reply,),) = rows.execute("SELECT reply FROM console_job WHERE id = ?", key)
+    at = {
+        action.removeprefix("job."): datetime.fromisoformat(json.loads(body)["at"]).timestamp()
+        for action, body in entries
     }
-    return {
+    result = json.loads(reply)
+    return at | {
         "asked": run.asked,
-        "accepted": at["job.accepted"],
-        "claimed": at["job.claimed"],
-        "dispatched": at["job.dispatched"],
-        "sent": said["job sent"],
-        "ended": at["job.succeeded"],
-        "written": said["job ended"],
+        "ended": at["succeeded"],
         "told": run.told,
         "seen": run.seen,
+        "engine": result["finished_clock_s"] - result["started_clock_s"],
     }
 
 
 def table(stack: Supervised, runs: list[Run]) -> str:
     """The median and the 99th percentile of each way between two stations."""
     found = [stations(stack, run) for run in runs]
-    lines = ["| from … | p50 ms | p99 ms |", "| --- | --- | --- |"]
-    for (here, what), (there, _) in pairwise(STATIONS):
-        ways = sorted(1000 * (one[there] - one[here]) for one in found)
-        lines.append(f"| {here} {what} | {at_share(ways, 0.5):.1f} | {at_share(ways, 0.99):.1f} |")
+    rows: list[tuple[str, list[float]]] = []
+    for here, there, what in WAYS:
+        engine = [one["engine"] if here == "dispatched" else 0.0 for one in found]
+        took = [one[there] - one[here] - part for one, part in zip(found, engine, strict=True)]
+        rows.append((what, took))
+        if any(engine):
+            rows.append((ENGINE, engine))
+    lines = ["| | p50 ms | p99 ms |", "| --- | --- | --- |"]
+    for what, took in rows:
+        ms = sorted(1000 * one for one in took)
+        lines.append(f"| {what} | {at_share(ms, 0.5):.1f} | {at_share(ms, 0.99):.1f} |")
     return "\n".join(lines)
 
 
@@ -130,6 +126,7 @@ def cpu_s(stack: Supervised) -> dict[str, float]:
 
 
 def at_share(ordered: list[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
