@@ -74,25 +74,27 @@ def topic_read(topic: str, rights: Rights, known: bytes = b"") -> TopicState | N
     """
     kind, _, name = topic.partition(":")
     final, seq = False, audit_head()
+    subject: Any
     try:
         match kind:
             case "job":
-                job = job_get(job_id=UUID(name), rights=rights)
+                subject = job = job_get(job_id=UUID(name), rights=rights)
                 version, data, final = job.version, job_payload(job), is_final(job)
             case "engine":
-                view = engine_get(name=name, rights=rights)
+                subject = view = engine_get(name=name, rights=rights)
                 version, data = view.version, engine_payload(view)
             case "fleet":
                 after, q = fleet_page_of(topic)
-                views, _, _ = engine_page(rights=rights, after=after, q=q)
+                views, total, _ = engine_page(rights=rights, after=after, q=q)
+                subject = views, total
                 version = max((view.version for view in views), default=0)
                 data = {"items": [engine_payload(view) for view in views]}
             case "pending":
-                jobs = jobs_pending(rights=rights)
+                subject = jobs = jobs_pending(rights=rights)
                 version = int(timezone.now().timestamp() * 1000)  # jobs leave: none may be newest
                 data = {"items": [job_payload(job) for job in jobs]}
             case _:
-                page = job_list(rights=rights)
+                subject = page = job_list(rights=rights)
                 version = _version_of(page.items)
                 data = {
                     "items": [job_payload(job) for job in page.items],
@@ -101,13 +103,14 @@ def topic_read(topic: str, rights: Rights, known: bytes = b"") -> TopicState | N
     except (NotFound, Forbidden):
         return None
     # Pages also say which part of the console is down: that is news, though no topic's data.
-    told = json.dumps([data, parts_read()], sort_keys=True)
-    digest = hashlib.sha256(told.encode()).digest()
+    parts = parts_read()
+    digest = hashlib.sha256(json.dumps([data, parts], sort_keys=True).encode()).digest()
+    shown = fragments.Shown(rights, subject, parts)
     return TopicState(
         version=version,
         digest=digest,
         data=data,
-        fragments=fragments.render(topic, rights) if digest != known else [],
+        fragments=fragments.render(topic, shown) if digest != known else [],
         seq=seq,
         is_final=final,
     )
