@@ -47,7 +47,10 @@ def fleet_page_of(topic: str) -> tuple[str, str]:
 
 
 def topic_base(topic: str) -> str:
-    """Whose hints are heard for a topic: each page of the fleet hears those of the fleet."""
+    """Whose hints are heard for a topic: each page of the fleet hears those of the fleet, and what
+    changes the list of jobs may change that of pending ones."""
+    if topic == PENDING:
+        return JOBS
     return FLEET if topic.startswith(f"{FLEET}:") else topic
 
 
@@ -207,7 +210,6 @@ def job_changed(job_id: object) -> None:
     """Hint that a job, and so both lists of jobs, changed."""
     topic_changed(job_topic(job_id))
     topic_changed(JOBS)
-    topic_changed(PENDING)
 
 
 def engine_changed(name: str) -> None:
