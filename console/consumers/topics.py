@@ -17,7 +17,7 @@ from uuid import UUID
 from django.utils import timezone
 
 from console import fragments
-from console.access import NOTHING, Rights
+from console.access import Rights
 from console.exceptions import Forbidden, NotFound
 from console.models import Job
 from console.notify import JOBS, PENDING, fleet_page_of
@@ -135,7 +135,7 @@ def _read_for(
     people = rights_of_people(user_ids)
     seen: dict[int, Reading] = {}
     for user_id in user_ids:
-        rights = people.get(user_id, NOTHING).without_person()
+        rights = people[user_id].without_person()
         if rights not in found:
             found[rights] = _reading(topic, rights, known.get(rights, b""))
         seen[user_id] = found[rights]

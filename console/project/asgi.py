@@ -21,12 +21,14 @@ from console.consumers.live import LiveConsumer  # noqa: E402
 from console.consumers.origin import SameOrigin, refuse  # noqa: E402
 from console.pages.fragments import register_all  # noqa: E402
 from console.project.limits import BodyLimit  # noqa: E402
+from console.project.threads import take_turns  # noqa: E402
 
 if not settings.ENV.secret_key:
     raise ImproperlyConfigured(
         "There is no secret key: set QUIESCE_SECRET_KEY, or run `manage.py prepare_state`."
     )
 register_all()
+take_turns()
 
 application = ProtocolTypeRouter(
     {

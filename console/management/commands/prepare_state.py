@@ -54,7 +54,7 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """[--secret-only | --migrate] [--no-engine | --engine-control ADDRESS --engine-events ADDRESS]."""
+        """[--secret-only | --migrate] [--no-engine | --engine-control A --engine-events A]."""
         parser.add_argument("--secret-only", action="store_true")
         parser.add_argument("--migrate", action="store_true", help="bring the tables up to date")
         parser.add_argument("--no-engine", action="store_true", help="register none")
