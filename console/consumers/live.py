@@ -52,6 +52,16 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         self._allowance = float(MAX_ASKED_AT_ONCE)
         self._allowance_at = time.monotonic()
 
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One socket, from its handshake on; however it ends, it leaves nothing behind."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:  # also after a fault or a cancellation: then Channels calls no `disconnect`
+            if self._sender is not None:
+                self._sender.cancel()
+            if self.session_key:
+                await self._hub.leave(self, self._topics)
+
     async def dispatch(self, message: dict[str, Any]) -> None:
         """As Channels does, but for a look at this thread's database connections: it has none."""
         await getattr(self, get_handler_name(message))(message)
@@ -75,13 +85,6 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             return
         await self._say({"type": "hello", "now": timezone.now().isoformat()})
         self._sender = asyncio.create_task(self._send_until_gone())
-
-    async def disconnect(self, code: int) -> None:
-        """Stop sending, watch nothing."""
-        if self._sender is not None:
-            self._sender.cancel()
-        if self.session_key:
-            await self._hub.leave(self, self._topics)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """subscribe, unsubscribe, ping; anything else closes with 4400."""

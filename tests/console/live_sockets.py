@@ -25,11 +25,18 @@ class ScriptedHub(Hub):
         self.version, self.rights = 1, {}
         self.readings, self.fault = [], None
 
+    def message(self, version):
+        """As a reader makes it: JSON without its opening brace."""
+        return f'"type": "update", "version": {version}}}'
+
     async def before(self):
         """Before the topic is read."""
 
     async def after(self):
         """When it was read, and nothing is shown yet."""
+
+    async def _alive(self, log_ins):
+        return set(log_ins)
 
     async def _read(self, topic, people, known):
         await self.before()
@@ -41,7 +48,7 @@ class ScriptedHub(Hub):
             is_news = known.get(rights) != digest
             self.readings.append((topic, version, rights, is_news))
             state = TopicState(version, digest, {}, [], version)
-            made[rights] = Reading(rights, state, str(version) if is_news else "")
+            made[rights] = Reading(rights, state, self.message(version) if is_news else "")
         await self.after()
         return Found({one: made[self.rights.get(one, EVERYTHING)] for one in people}, 0.0)
 
@@ -55,7 +62,7 @@ class Ears:
 
     def show(self, topic, message):
         assert self.code is None, "shown after its end"
-        self.shown.append((topic, int(message)))
+        self.shown.append((topic, json.loads("{" + message)["version"]))
 
     def gone(self, topic, *, is_refused):
         self.shown.append((topic, "refused" if is_refused else "gone"))

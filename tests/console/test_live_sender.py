@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
+import pytest
+from django.contrib.sessions.backends.db import SessionStore
 from django.db import DatabaseError
 
 from console.consumers import reader
 from console.consumers.live import MAX_TOPICS, TRY_LATER, LiveConsumer
+from console.models import User
 from tests.console.live_sockets import TOPIC, Ears, ScriptedHub, said, until
+
+ASKS = json.dumps({"type": "subscribe", "topics": [TOPIC]})
 
 
 class Consumer(LiveConsumer):
@@ -72,6 +78,38 @@ async def test_nothing_is_sent_after_the_end_of_a_stalled_socket_but_its_code():
     await sender
     assert [one["type"] for one in consumer.sent] == ["websocket.send", "websocket.close"]
     assert consumer.sent[-1]["code"] == 4403
+
+
+@pytest.mark.parametrize("how", ["a fault", "cancelled"])
+async def test_a_socket_that_breaks_leaves_nothing_behind(valkey, how):
+    """Channels does not say that it is disconnected then; its topic would be read for ever."""
+    hub, sent, is_shown = ScriptedHub(), [], asyncio.Event()
+    frames = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": ASKS}]
+
+    async def receive():
+        if frames:
+            return frames.pop(0)
+        await is_shown.wait()
+        if how == "a fault":
+            raise KeyError
+        await asyncio.Event().wait()
+        return None
+
+    async def send(message):
+        sent.append(message)
+        if "update" in message.get("text", ""):
+            is_shown.set()
+
+    scope = {"user": User(pk=1), "session": SessionStore("a-session-key"), "client": None}
+    socket = asyncio.create_task(LiveConsumer(hub=hub)(scope, receive, send))
+    await is_shown.wait()
+    assert hub._readers and hub._sockets
+    if how == "cancelled":
+        socket.cancel()
+    with pytest.raises((KeyError, asyncio.CancelledError)):
+        await socket
+    assert not hub._readers and not hub._sockets and not hub._ear._heard_by
+    assert hub._checking is None
 
 
 async def test_a_topic_that_cannot_be_read_closes_all_who_watch_it_and_no_other(valkey):
