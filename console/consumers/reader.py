@@ -115,8 +115,9 @@ class Reader:
             except Exception as error:
                 # Their pages open another socket and read anew, rather than to go stale.
                 log.error("live topic failed", topic=self.topic, exc_info=error)
-                for seat in list(self._seats.values()):
-                    seat.watcher.fail()
+                failed, self._seats = self._seats, {}
+                for watcher in failed:
+                    watcher.fail()
 
     async def _until_due(self) -> None:
         is_final = all(seat.is_final for seat in self._seats.values())

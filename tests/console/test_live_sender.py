@@ -121,6 +121,14 @@ async def test_a_topic_that_cannot_be_read_closes_all_who_watch_it_and_no_other(
         await hub.watch(socket, TOPIC)
     await until(lambda: all(socket.code == TRY_LATER for socket in sockets))
     assert other.code is None
+    # They close, and may take their time over it: nothing more is tried for them.
+    asked = []
+    hub.before = lambda: asyncio.sleep(0, asked.append(1))
+    hub._readers[TOPIC].mark()
+    hub._readers["jobs"].mark()
+    hub.fault = None
+    await until(lambda: asked)
+    assert len(asked) == 1
     for socket in (*sockets, other):
         await hub.leave(socket, [TOPIC, "jobs"])
 
