@@ -8,7 +8,7 @@ rows: `console.selectors.access` does.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
 
@@ -127,6 +127,12 @@ class Rights:
     scopes: frozenset[Act] | None = None  # None: no token, or one with all that its owner may
     reach: Selector = selector_read("")  # noqa: RUF009  # of the token
     ends_at: datetime | None = None  # of the token; None: no token, or one without an end
+
+    def without_person(self) -> Rights:
+        """The same, also for others with these grants, where it matters to none whose they are."""
+        if any(grant.role in OWN_JOBS_ONLY for grant in self.grants):
+            return self
+        return replace(self, user_id=None)
 
     def _with(self, act: Act, labels: Mapping[str, str] | None) -> list[Grant]:
         """The grants that give `act` on an engine, or on any when `labels` is None."""

@@ -28,9 +28,9 @@ log = structlog.get_logger(__name__)
 FLEET = "fleet"
 JOBS = "jobs"
 PENDING = "pending"
-HINT = "live.hint"  # consumers handle it as `live_hint`
-CLOSED = "live.closed"  # consumers handle it as `live_closed`
-RIGHTS = "live.rights"  # consumers handle it as `live_rights`
+HINT = "live.hint"  # a topic changed
+CLOSED = "live.closed"  # a log-in ended
+RIGHTS = "live.rights"  # somebody's roles changed
 MAX_PENDING = 1000
 ASK_S = 1.0  # how long a command waits for Redis before it goes on without
 
@@ -47,7 +47,10 @@ def fleet_page_of(topic: str) -> tuple[str, str]:
 
 
 def topic_base(topic: str) -> str:
-    """Whose hints are heard for a topic: each page of the fleet hears those of the fleet."""
+    """Whose hints are heard for a topic: each page of the fleet hears those of the fleet, and what
+    changes the list of jobs may change that of pending ones."""
+    if topic == PENDING:
+        return JOBS
     return FLEET if topic.startswith(f"{FLEET}:") else topic
 
 
@@ -186,6 +189,11 @@ def _send(group: str, message: dict[str, Any]) -> None:
     sender.send(group, message)
 
 
+def _send_to(group: str, kind: str) -> None:
+    """A message that says whom it is for: a process hears all of its groups on one channel."""
+    _send(group, {"type": kind, "group": group})
+
+
 def settle(timeout_s: float = 6.0) -> None:
     """Wait until what was to be sent is sent, or cannot be: for a process that ends after it."""
     sender = _senders.get(os.getpid())
@@ -202,7 +210,6 @@ def job_changed(job_id: object) -> None:
     """Hint that a job, and so both lists of jobs, changed."""
     topic_changed(job_topic(job_id))
     topic_changed(JOBS)
-    topic_changed(PENDING)
 
 
 def engine_changed(name: str) -> None:
@@ -213,14 +220,14 @@ def engine_changed(name: str) -> None:
 
 def session_closed(session_key: str) -> None:
     """Close every socket of a session that has ended."""
-    _send(session_group(session_key), {"type": CLOSED})
+    _send_to(session_group(session_key), CLOSED)
 
 
 def user_closed(user_id: int) -> None:
     """Close every socket of a person whose log-ins have ended."""
-    _send(user_group(user_id), {"type": CLOSED})
+    _send_to(user_group(user_id), CLOSED)
 
 
 def user_changed(user_id: int) -> None:
     """Close every socket of a person whose roles changed; their log-in goes on."""
-    _send(user_group(user_id), {"type": RIGHTS})
+    _send_to(user_group(user_id), RIGHTS)

@@ -141,6 +141,8 @@ def plan(options: Options, *, run_dir: Path, model: Path | None) -> Plan:
                 *("--host", "127.0.0.1", "--port", str(options.port), "--lifespan", "off"),
                 *("--no-access-log", "--timeout-graceful-shutdown", "2"),
                 *("--ws-ping-interval", "20", "--ws-max-size", "65536", "--no-server-header"),
+                # Compressing each message for each page costs more than all else: decision 23.
+                *("--ws-per-message-deflate", "false"),
             ],
             env,
         ),

@@ -225,16 +225,20 @@ def _manage(env: dict[str, str], *arguments: str) -> None:
         options.fail(f"manage.py {arguments[0]} failed: {last}", 1)
 
 
+def _has_text(path: Path) -> bool:
+    return path.is_file() and bool(path.read_text().strip())
+
+
 def _prepare(plan: services.Plan) -> None:
     """Secret key, tables, first admin, the engine's registration: all idempotent."""
     env = next(service.env for service in plan.services if service.name == "web")
-    _manage(env, "prepare_state", "--secret-only")
     reach.check(plan.options)
-    _manage(env, "migrate", "--verbosity", "0")
+    if not _has_text(plan.options.state_dir / "secret-key"):
+        _manage(env, "prepare_state", "--secret-only")  # a process reads it once, when it starts
     run = plan.run_dir
     _manage(
         env,
-        *("prepare_state", "--engine-control", f"ipc://{run}/control.sock"),
+        *("prepare_state", "--migrate", "--engine-control", f"ipc://{run}/control.sock"),
         *("--engine-events", f"ipc://{run}/events.sock"),
     )
 

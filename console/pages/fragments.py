@@ -5,11 +5,9 @@ A fragment is (element id, inner HTML), made by the same cells that the page was
 
 from __future__ import annotations
 
-from uuid import UUID
-
 from console import fragments
-from console.access import Rights
 from console.clock import db_now
+from console.fragments import Shown
 from console.notify import fleet_page_of
 from console.pages.backend_cells import backend_cells, backend_row_cells
 from console.pages.engines import engine_page_cells
@@ -21,50 +19,47 @@ from console.pages.pending_list import pending_cells
 from console.pages.shell import nav_count
 from console.pages.weights import engine_weights_cells
 from console.pages.weights_cells import engine_matrix_cells, mixed_banner
-from console.selectors.engines import engine_get, engine_page
-from console.selectors.jobs import job_get, job_list, jobs_open_count, jobs_pending
+from console.selectors.jobs import jobs_open_count
 from console.templatetags.q_tags import Cells
 
 Fragments = list[tuple[str, str]]
 
 
-def _sent(cells: Cells, rights: Rights) -> Fragments:
+def _sent(cells: Cells, shown: Shown) -> Fragments:
     return [(key, str(html)) for key, html in cells.items()] + [
-        ("nav-n", str(nav_count(jobs_open_count(rights=rights)))),
-        ("parts", str(parts_banner())),
-        ("mixed", str(mixed_banner(rights))),
+        ("nav-n", str(nav_count(jobs_open_count(rights=shown.rights)))),
+        ("parts", str(parts_banner(shown.parts))),
+        ("mixed", str(mixed_banner(shown.rights))),
     ]
 
 
-def _fleet(topic: str, rights: Rights) -> Fragments:
-    after, q = fleet_page_of(topic)
-    views, total, _ = engine_page(rights=rights, after=after, q=q)
-    now = db_now()
-    cells = fleet_cells(views, rights, is_part=bool(q) or len(views) < total)
+def _fleet(topic: str, shown: Shown) -> Fragments:
+    (views, total), now = shown.subject, db_now()
+    _, q = fleet_page_of(topic)
+    cells = fleet_cells(views, shown.rights, is_part=bool(q) or len(views) < total)
     for view in views:
         cells |= engine_matrix_cells(view) | backend_row_cells(view, now)
-    return _sent(cells, rights)
+    return _sent(cells, shown)
 
 
-def _engine(topic: str, rights: Rights) -> Fragments:
-    view, now = engine_get(name=topic.partition(":")[2], rights=rights), db_now()
+def _engine(topic: str, shown: Shown) -> Fragments:
+    view, now = shown.subject, db_now()
     # On the weights page of an engine `-note` and such are its own, on its backend's page `-br`;
     # the rest has the same words.
     own = {**engine_weights_cells(view, now), **backend_cells(view, now)}
-    return _sent({**own, **engine_page_cells(view, rights)}, rights)
+    return _sent({**own, **engine_page_cells(view, shown.rights)}, shown)
 
 
-def _job(topic: str, rights: Rights) -> Fragments:
-    job = job_get(job_id=UUID(topic.partition(":")[2]), rights=rights)
-    return _sent(job_page_cells(job, rights), rights)
+def _job(topic: str, shown: Shown) -> Fragments:
+    return _sent(job_page_cells(shown.subject, shown.rights), shown)
 
 
-def _jobs(topic: str, rights: Rights) -> Fragments:
-    return _sent(job_list_cells(job_list(rights=rights).items, slot="jobs_rows"), rights)
+def _jobs(topic: str, shown: Shown) -> Fragments:
+    return _sent(job_list_cells(shown.subject.items, slot="jobs_rows"), shown)
 
 
-def _pending(topic: str, rights: Rights) -> Fragments:
-    return _sent(pending_cells(jobs_pending(rights=rights), rights), rights)
+def _pending(topic: str, shown: Shown) -> Fragments:
+    return _sent(pending_cells(shown.subject, shown.rights), shown)
 
 
 def register_all() -> None:

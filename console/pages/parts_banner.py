@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from console.selectors.health import parts_read
 from console.templatetags.q_tags import icon
 
 _MEANS = {
@@ -23,9 +24,8 @@ _MEANS = {
 }
 
 
-def parts_banner() -> SafeString:
+def parts_banner(parts: Mapping[str, bool]) -> SafeString:
     """Nothing while every part is up. Without Redis no other part can be heard."""
-    parts = parts_read()
     down = [name for name in _MEANS if not parts[name]]
     down = down[:1] if "redis" in down else down
     if not down:

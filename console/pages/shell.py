@@ -24,6 +24,7 @@ from console.models import User
 from console.pages.parts_banner import parts_banner
 from console.pages.weights_cells import mixed_banner
 from console.requests import rights_in
+from console.selectors.health import parts_read
 from console.selectors.jobs import jobs_open_count
 
 log = structlog.get_logger(__name__)
@@ -73,7 +74,7 @@ def page_context(request: HttpRequest, *, nav: str, title: str) -> dict[str, Any
         "rights": rights,
         "role_names": ", ".join(dict.fromkeys(str(one.role) for one in rights.grants)),
         "topics": "",
-        "parts": parts_banner(),
+        "parts": parts_banner(parts_read()),
         "mixed": mixed_banner(rights),
     }
 

@@ -16,16 +16,19 @@ from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.urls import path, re_path  # noqa: E402
 
+from console.consumers.hub import Hub  # noqa: E402
 from console.consumers.live import LiveConsumer  # noqa: E402
 from console.consumers.origin import SameOrigin, refuse  # noqa: E402
 from console.pages.fragments import register_all  # noqa: E402
 from console.project.limits import BodyLimit  # noqa: E402
+from console.project.threads import take_turns  # noqa: E402
 
 if not settings.ENV.secret_key:
     raise ImproperlyConfigured(
         "There is no secret key: set QUIESCE_SECRET_KEY, or run `manage.py prepare_state`."
     )
 register_all()
+take_turns()
 
 application = ProtocolTypeRouter(
     {
@@ -34,7 +37,7 @@ application = ProtocolTypeRouter(
         ),
         "websocket": SameOrigin(
             AuthMiddlewareStack(
-                URLRouter([path("ws/live/", LiveConsumer.as_asgi()), re_path("", refuse)])
+                URLRouter([path("ws/live/", LiveConsumer.as_asgi(hub=Hub())), re_path("", refuse)])
             ),
             allowed_hosts=settings.ALLOWED_HOSTS,
             trusted_origins=settings.CSRF_TRUSTED_ORIGINS,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from django.db.models import OuterRef, Q, QuerySet, Subquery
+from django.db.models import Case, OuterRef, Q, QuerySet, Subquery, When
 
 from console.access import Act, Rights
 from console.choices import (
@@ -182,8 +182,8 @@ def job_holder(*, engine: Engine) -> Job | None:
         .filter(engine=engine, state__in=OPEN_STATES)
         .exclude(kind__in=SHARED_KINDS)
     )
-    at_work = rows.filter(state__in=HOLDING_STATES).first()
-    return at_work or rows.order_by("created_at", "id").first()
+    waits = Case(When(state__in=sorted(HOLDING_STATES), then=0), default=1)
+    return rows.order_by(waits, "created_at", "id").first()
 
 
 def job_waits(job: Job) -> bool:

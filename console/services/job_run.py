@@ -145,7 +145,7 @@ def job_progress(
         # At 0 the engine's "remaining" says only that the deadline has passed.
         if moved_s > DEADLINE_JITTER_S and view.remaining_s > 0:
             fields["deadline_at"] = deadline_at
-    changed = ranks_write(job, view.ranks)
+    _, changed = ranks_write(job, view.ranks) if view.ranks else ([], False)
     if not (fields or changed):
         return False
     rows.update(version=F("version") + 1, updated_at=now, **fields)

@@ -67,31 +67,50 @@ def deadlines(
     return deadline, deadline
 
 
-def ranks_write(job: Job, ranks: Iterable[RankResult]) -> bool:
-    """Bring the job's rank rows to `ranks`; True when one changed."""
-    ranks = list(ranks)
-    if not ranks:
-        return False
+_RANK_FIELDS = ("state", "message", "places", "staging", "effect_s", "interrupted")
+
+
+def ranks_write(job: Job, ranks: Iterable[RankResult]) -> tuple[list[JobRankResult], bool]:
+    """Bring the job's rank rows to `ranks`: (all of its rows by rank, whether one changed)."""
     known = {row.dp_rank: row for row in JobRankResult.objects.filter(job=job)}
-    changed = False
+    changed: list[JobRankResult] = []
     for rank in ranks:
-        places = (
-            None
-            if rank.places is None
-            else {name: getattr(rank.places, name) for name in rank.places.__struct_fields__}
+        row = _rank_row(job, rank, known.get(rank.dp_rank))
+        if row is not None:
+            known[rank.dp_rank] = row
+            changed.append(row)
+    if changed:
+        JobRankResult.objects.bulk_create(  # one statement, also for many ranks
+            changed,
+            update_conflicts=True,
+            unique_fields=["job", "dp_rank"],
+            update_fields=_RANK_FIELDS,
         )
-        row = known.get(rank.dp_rank) or JobRankResult(job=job, dp_rank=rank.dp_rank)
-        staging = None if rank.staging is None else msgspec.structs.asdict(rank.staging)
+    return [known[dp_rank] for dp_rank in sorted(known)], bool(changed)
+
+
+def _rank_row(job: Job, rank: RankResult, was: JobRankResult | None) -> JobRankResult | None:
+    """The rank's row as it is now; None when that is as it was."""
+    places = (
+        None
+        if rank.places is None
+        else {name: getattr(rank.places, name) for name in rank.places.__struct_fields__}
+    )
+    staging = None if rank.staging is None else msgspec.structs.asdict(rank.staging)
+    row = JobRankResult(
+        job=job,
+        dp_rank=rank.dp_rank,
+        state=str(rank.state),
+        message=rank.message,
+        places=places,
         # What it staged stays known when the end names only how it ended.
-        staging = staging or row.staging
-        effect_s = rank.effect_s if rank.effect_s is not None else row.effect_s
-        news = (str(rank.state), rank.message, places, staging, effect_s, rank.interrupted)
-        was = (row.state, row.message, row.places, row.staging, row.effect_s, row.interrupted)
-        if row.pk is None or was != news:
-            row.state, row.message, row.places, row.staging, row.effect_s, row.interrupted = news
-            row.save()
-            changed = True
-    return changed
+        staging=staging or (was.staging if was else None),
+        effect_s=rank.effect_s if rank.effect_s is not None else (was.effect_s if was else None),
+        interrupted=rank.interrupted,
+    )
+    if was is not None and all(getattr(row, one) == getattr(was, one) for one in _RANK_FIELDS):
+        return None
+    return row
 
 
 def _weights_fact(view: object) -> dict[str, Fact] | None:
@@ -120,7 +139,7 @@ def storage_facts(job: Job) -> dict[str, Fact]:
     }
 
 
-def rank_facts(job: Job) -> list[Fact]:
+def rank_facts(job: Job, rows: Iterable[JobRankResult]) -> list[Fact]:
     """What the audit keeps of each rank; of weights, what it served before and what it does now.
 
     What a rank serves that neither succeeded nor stayed as it was is not known: null. Nor is it of
@@ -129,7 +148,7 @@ def rank_facts(job: Job) -> list[Fact]:
     reply = job.reply if isinstance(job.reply, dict) else {}
     before, after = _weights_fact(reply.get("weights_before")), _weights_fact(reply.get("weights"))
     facts: list[Fact] = []
-    for row in JobRankResult.objects.filter(job=job):
+    for row in rows:
         fact: dict[str, Fact] = {
             "dp_rank": row.dp_rank,
             "state": row.state,
@@ -157,8 +176,11 @@ _ALL_OLD = frozenset({JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED})
 
 def job_doorbell(job: Job, now: datetime) -> None:
     """Owe a doorbell, and ring it once the transaction is committed."""
-    Outbox.objects.update_or_create(
-        job=job, defaults={"created_at": now, "rung_at": now, "rings": 1}
+    Outbox.objects.bulk_create(  # one statement, whether one is owed already or not
+        [Outbox(job=job, created_at=now, rung_at=now, rings=1)],
+        update_conflicts=True,
+        unique_fields=["job"],
+        update_fields=["created_at", "rung_at", "rings"],
     )
     transaction.on_commit(partial(dispatch.job_ring, job.pk), robust=True)
 
@@ -202,17 +224,17 @@ def job_move(
         before = list(Job.objects.filter(pk=job_id).values_list("state", flat=True))
     if not rows.update(state=to, **values):
         return None
-    job = Job.objects.select_related("engine").get(pk=job_id)
-    ranks_write(job, ranks)
+    job = Job.objects.select_related("engine", "requested_by").get(pk=job_id)
+    outcome, ranks = to in TERMINAL_STATES, list(ranks)
+    rows_now = ranks_write(job, ranks)[0] if ranks or outcome else []
     if to == JobState.ACCEPTED:
         if not job.blocked:
             job_doorbell(job, now)
-    else:
+    elif JobState.ACCEPTED in sources:  # no other state owes one
         Outbox.objects.filter(job=job).delete()
     job_announce(job)
     if to in TERMINAL_STATES:
         job_let_next(engine_pk=job.engine_id, now=now)
-    outcome = to in TERMINAL_STATES
     audit_append(
         action=f"job.{to}",
         stage=AuditStage.OUTCOME if outcome else AuditStage.TRANSITION,
@@ -230,7 +252,7 @@ def job_move(
             "epoch": job.engine_epoch,
             **(
                 {
-                    "ranks": rank_facts(job),
+                    "ranks": rank_facts(job, rows_now),
                     "error": job.error,
                     "reason": job.reason,
                     **storage_facts(job),
@@ -249,10 +271,9 @@ def job_let_next(*, engine_pk: int, now: datetime) -> Job | None:
     open_jobs = Job.objects.filter(engine_id=engine_pk, state__in=OPEN_STATES).exclude(
         kind__in=SHARED_KINDS
     )
-    if open_jobs.filter(blocked=False).exists():
-        return None
-    job = open_jobs.filter(blocked=True).order_by("created_at", "id").first()
-    return job_unblock(job_id=job.pk, now=now) if job else None
+    # One that is not blocked comes first, and then none of those that are may go.
+    job = open_jobs.order_by("blocked", "created_at", "id").first()
+    return job_unblock(job_id=job.pk, now=now) if job is not None and job.blocked else None
 
 
 def job_unblock(*, job_id: UUID, now: datetime) -> Job | None:

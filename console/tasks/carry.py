@@ -53,9 +53,13 @@ GREET_TRY_S = 0.5
 GREET_PAUSE_S = 0.2
 GREET_HOLD_S = 8.0  # then the claim is given back, so that dead engines do not fill the workers
 SEND_S = 1.0
+LISTEN_S = 0.25
 PROBE_S = 1.0  # of silence, then the engine is asked whether it still has the operation
 SILENT_S = 3.0  # then it is not known what became of the job
 STAGING_EVERY_S = 0.4  # bytes alone are written no oftener
+# What is over sooner is not written: nobody would see it, and the answer behind it would wait for
+# a commit.
+NOTE_AFTER_S = 0.02
 FOLLOW_LIMIT_S = 600.0  # then another task takes over: a task must end before its redelivery
 
 
@@ -94,6 +98,8 @@ class _Carrier:
         self._seen: object = None
         self._bytes_done: list[int] = []
         self._staging_at = 0.0
+        self._told: OperationView | None = None  # the newest progress, not written yet
+        self._told_at = 0.0  # since when there is such
 
     def carry(self) -> None:
         with gateway_for(self.job.engine).converse(self.job.engine) as conversation:
@@ -213,7 +219,7 @@ class _Carrier:
                 job_handover(job_id=self.job.pk, attempt=self.job.attempt, owner=self.owner)
                 return
             try:
-                response = conversation.receive(timeout_s=0.25)
+                response = conversation.receive(timeout_s=self._note_told())
                 if response is None and now - max(heard, asked) > PROBE_S:
                     asked = now
                     conversation.send(Query(op_id=str(self.job.pk), seal=False), timeout_s=0.1)
@@ -232,7 +238,9 @@ class _Carrier:
         op_id = str(self.job.pk)
         match response.body:
             case Progress(operation=view) if view.op_id == op_id:
-                self._progress(view)
+                if self._told is None:
+                    self._told_at = monotonic_s()
+                self._told = view
                 return True, False
             case Answer(result=result) if result.op_id == op_id:
                 self._finish(result)
@@ -257,6 +265,17 @@ class _Carrier:
             return True
         self.lose_sight(f"the engine says of this operation: {answer.status}")
         return True
+
+    def _note_told(self) -> float:
+        """Write the newest progress once it has lasted; how long to wait for what comes next."""
+        if self._told is None:
+            return LISTEN_S
+        left_s = NOTE_AFTER_S - (monotonic_s() - self._told_at)
+        if left_s > 0:
+            return left_s
+        view, self._told = self._told, None
+        self._progress(view)
+        return LISTEN_S
 
     def _progress(self, view: OperationView) -> None:
         """Write what moved; an unchanged view costs no transaction."""

@@ -1,79 +1,85 @@
-"""A live socket, step by step: a change at any moment is shown, once, and never backwards (L04)."""
+"""A live topic, step by step: a change at any moment is shown, once, and never backwards (L04)."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from channels.layers import get_channel_layer
 
-from console.consumers.live import LiveConsumer
-from console.consumers.topics import TopicState
+from console.notify import HINT, topic_group
+from tests.console.live_sockets import TOPIC, Ears, ScriptedHub, until
 
-TOPIC = "engine:x"
 MOMENTS = ("before it joins", "before it reads", "while it reads", "after it was sent")
 
 
-class Seat(LiveConsumer):
-    """A consumer whose topic is a number; `change` is what a commit and its hint do."""
+class Changing(ScriptedHub):
+    """Changes once, at `moment`; its hint goes the way of all hints."""
 
     def __init__(self, moment):
         super().__init__()
-        self.moment, self.version, self.sent = moment, 1, []
-        self._topics, self._final, self._dirty, self._groups = {}, set(), set(), set()
-        self._wake = asyncio.Event()
-        self.channel_layer, self.channel_name = self, "me"
-
-    async def change(self):
-        """Once; its hint reaches who has joined by then."""
-        if self.version > 1:
-            return
-        self.version = 2
-        if self._groups:
-            await self.live_hint({"topic": TOPIC})
+        self.moment = moment
 
     async def at(self, moment):
-        if moment == self.moment:
-            await self.change()
+        if moment == self.moment and self.version == 1:
+            self.version = 2
+            await hint()
 
-    async def group_add(self, group, name):
-        await self.at("before it joins")
-
-    async def _read(self, topic, known):
+    async def before(self):
         await self.at("before it reads")
-        found = self.version
+
+    async def after(self):
         await self.at("while it reads")
-        return TopicState(found, str(found).encode(), {}, [], found)
-
-    async def _say(self, message):
-        self.sent.append(message["version"])
 
 
-async def passes(seat):
-    """As the sender does: what is dirty is taken, then read. Until nothing is."""
-    while seat._dirty:
-        dirty, seat._dirty = seat._dirty, set()
-        for topic in dirty:
-            await seat._refresh(topic)
+async def hint():
+    await get_channel_layer().group_send(topic_group(TOPIC), {"type": HINT, "topic": TOPIC})
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_change_at_any_moment_of_a_subscription_is_shown(moment):
-    seat = Seat(moment)
-    await seat._subscribe([TOPIC])
-    await passes(seat)
-    await seat.at("after it was sent")
-    await passes(seat)
-    assert seat.sent[-1] == seat.version == 2
-    assert seat.sent == sorted(set(seat.sent))
+async def test_a_change_at_any_moment_of_a_subscription_is_shown(moment, valkey):
+    hub, socket = Changing(moment), Ears()
+    await hub.at("before it joins")
+    await hub.watch(socket, TOPIC)
+    await until(lambda: socket.shown)
+    await hub.at("after it was sent")
+    await until(lambda: (TOPIC, 2) in socket.shown)
+    assert socket.shown == sorted(set(socket.shown))
+    await hub.leave(socket, [TOPIC])
 
 
-async def test_an_older_reading_is_not_shown_after_a_newer_one():
-    seat = Seat("never")
-    seat.version = 3
-    await seat._subscribe([TOPIC])
-    await passes(seat)
+async def test_an_older_reading_is_not_shown_after_a_newer_one(valkey):
+    hub, socket = ScriptedHub(), Ears()
+    hub.version = 3
+    await hub.watch(socket, TOPIC)
+    await until(lambda: socket.shown)
     for version in (2, 3, 4):
-        seat.version = version
-        await seat.live_hint({"topic": TOPIC})
-        await passes(seat)
-    assert seat.sent == [3, 4]
+        seen, hub.version = len(hub.readings), version
+        await hint()
+        await until(lambda seen=seen: len(hub.readings) > seen)
+    await until(lambda: (TOPIC, 4) in socket.shown)
+    assert socket.shown == [(TOPIC, 3), (TOPIC, 4)]
+    await hub.leave(socket, [TOPIC])
+
+
+async def test_the_first_change_is_read_at_once_and_a_flood_is_put_together(valkey):
+    hub, socket, go_on = ScriptedHub(), Ears(), asyncio.Event()
+    await hub.watch(socket, TOPIC)
+    await until(lambda: socket.shown)
+    hub.before = go_on.wait
+    hub.version = 2
+    await hint()  # read at once, and held up in the reading
+    for _ in range(200):
+        await hint()
+    # A message on the same connection: what was sent before it has been heard.
+    heard = []
+    await hub._ear.join("topic.fleet", heard.append)
+    await get_channel_layer().group_send("topic.fleet", {"type": HINT, "topic": "fleet"})
+    await until(lambda: heard)
+    go_on.set()
+    await until(lambda: (TOPIC, 2) in socket.shown)
+    hub.version = 3
+    await hint()
+    await until(lambda: (TOPIC, 3) in socket.shown)
+    assert len(hub.readings) <= 1 + 1 + 1 + 1, "the first, the held one, the flood, the last"
+    await hub.leave(socket, [TOPIC])

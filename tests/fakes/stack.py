@@ -114,6 +114,7 @@ class Stack:
                     *(sys.executable, "-m", "uvicorn", "console.project.asgi:application"),
                     *("--port", str(self.port), "--lifespan", "off", "--no-access-log"),
                     *("--ws-ping-interval", "20", "--ws-max-size", "65536"),
+                    *("--ws-per-message-deflate", "false"),
                 ]
             case "worker":
                 return [

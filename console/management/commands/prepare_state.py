@@ -1,7 +1,7 @@
 """`manage.py prepare_state`: what a first start needs, made once, private to its owner.
 
-Run it once before `migrate` with --secret-only (the key must be there for every later process) and
-once after; each run changes only what is missing.
+Run it once with --secret-only (the key must be there for every later process), and once after
+`migrate`, or with --migrate; each run changes only what is missing.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from django.conf import settings
+from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from console.access import Role
@@ -53,8 +54,9 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """[--secret-only] [--no-engine | --engine-control ADDRESS --engine-events ADDRESS]."""
+        """[--secret-only | --migrate] [--no-engine | --engine-control A --engine-events A]."""
         parser.add_argument("--secret-only", action="store_true")
+        parser.add_argument("--migrate", action="store_true", help="bring the tables up to date")
         parser.add_argument("--no-engine", action="store_true", help="register none")
         parser.add_argument("--engine-name", default="local")
         parser.add_argument("--engine-control", default="")
@@ -73,6 +75,8 @@ class Command(BaseCommand):
             raise CommandError(error.message) from error
         if options["secret_only"]:
             return
+        if options["migrate"]:  # in this process: each one takes a second to start
+            call_command("migrate", verbosity=0)
         try:
             user = self._admin(folder)
             self._token(folder, user)

@@ -47,7 +47,6 @@ SILENT = {
     "job_feeding": "the state does not change",
     "job_note": "the state does not change",
     "job_unblock": "the state does not change",
-    "ranks_write": "how each rank stands, which the outcome's entry repeats",
     "job_dispatched": "the identity of an engine, beside the entry that job_move appends",
     "token_verify": "when it was last used",
 }
@@ -55,6 +54,7 @@ SILENT = {
 STATEMENTS = {
     "console/clock.py",
     "console/selectors/health.py",
+    "console/selectors/moment.py",
     "console/management/commands/restrict_role.py",
 }
 

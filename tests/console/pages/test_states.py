@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from console import fragments
 from console.choices import JobPhase, JobState
+from console.consumers.topics import topic_read
 from console.models import Job, JobRankResult
 from console.pages.fragments import register_all
 from console.pages.words import SCORE_WORDS
@@ -227,5 +227,5 @@ def test_every_fragment_has_its_element_in_the_page_it_was_painted_with(
         ("jobs", "/jobs"),
     ):
         ids = {one for path in paths for one in Ids(get(page, path)).ids}
-        sent = dict(fragments.render(topic, rights_of(user)))
+        sent = dict(topic_read(topic, rights_of(user)).fragments)
         assert sent.keys() <= ids, (topic, sent.keys() - ids)
