@@ -29,6 +29,7 @@ from engine.models.forward_batch import (
     TokenLogprobs,
 )
 from engine.models.llama_cpu import LlamaCPU
+from engine.models.llama_torch import LlamaTorch
 from engine.models.registry import Loaded, Placement, load_model, load_weights
 from engine.models.step_inputs import Limits, StepInputs, make_inputs
 from engine.protocol import HostLayout, WeightsView
@@ -178,8 +179,10 @@ class ModelRunner:
 
     @property
     def kernels(self) -> str:
-        """What computes a step: "cpu" for compiled kernels, else "torch"."""
-        return "cpu" if isinstance(self._model, LlamaCPU) else "torch"
+        """What computes a step: "cpu" for compiled kernels, "triton" on a GPU, else "torch"."""
+        if isinstance(self._model, LlamaCPU):
+            return "cpu"
+        return "torch" if isinstance(self._model, LlamaTorch) else "triton"
 
     def forward(self, batch: ForwardBatch) -> list[PartResult]:
         """Run one step; one result a part, in order.
