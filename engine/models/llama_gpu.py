@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from engine.kernels.gpu.page_table import PageTable
 from engine.kernels.gpu.paged_extend import Tiles, tile_shape
+from engine.memory.device_memory import refuse_without_room
 from engine.memory.device_pool import DevicePool
 from engine.models.base import TensorSource
 from engine.models.config import ModelConfig
 from engine.models.cuda_graph import CudaRecorder
 from engine.models.decode_graphs import DecodeGraphs, DecodeNumbers, Recorder
+from engine.models.llama import weights_bytes
 from engine.models.llama_torch import LlamaTorch
 from engine.models.operators_triton import Placed, TritonOperators
 from engine.models.step_inputs import StepInputs
@@ -41,6 +43,7 @@ class LlamaGPU:
         self._decode = _DecodeStep(self._layers, operators, config.context_len)
         self._graphs = DecodeGraphs(self._decode, recorder or CudaRecorder(device), device)
         self._device = device
+        self._weights_bytes = weights_bytes(config, dtype)
         self.kv_layout = self._layers.kv_layout
 
     @property
@@ -51,12 +54,14 @@ class LlamaGPU:
     def load(self, source: TensorSource) -> None:
         """Take the weights, on a stream of its own: steps of a model that serves do not wait.
 
-        On a GPU the kernels are compiled, too, if this is the process's first model.
+        On a GPU the kernels are compiled, too, if this is the process's first model. Raises
+        MemoryError where the device has no room beside what it holds.
         """
         self._graphs.forget()
         if self._device.type != "cuda":
             self._layers.load(source)
             return
+        refuse_without_room(self._device, self._weights_bytes)
         beside = torch.cuda.Stream(self._device)
         with torch.cuda.stream(beside):
             self._layers.load(source)

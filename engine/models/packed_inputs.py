@@ -27,7 +27,8 @@ def first_page_of_token(inputs: StepInputs) -> NDArray[np.int64]:
 
 def decode_rows(inputs: StepInputs) -> NDArray[np.int64]:
     """Return the tokens that are alone in their part (B,)."""
-    return inputs.start[:-1][np.diff(inputs.start) == 1]
+    rows: NDArray[np.int64] = inputs.start[:-1][np.diff(inputs.start) == 1]
+    return rows
 
 
 def extend_tiles(inputs: StepInputs, tile_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

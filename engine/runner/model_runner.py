@@ -76,6 +76,8 @@ class ModelRunner:
             torch.set_num_threads(threads)
         config = self.config = read_config(model_dir)
         placement = Placement(torch.device(device), DTYPES[dtype], page_size, ext_dir)
+        if placement.device.type == "cuda":
+            torch.cuda.set_device(placement.device)  # kernels are launched on the current one
         self._placement = placement
         self._loaded: Loaded | None = load_model(model_dir, config, placement)
         self.weights = view_of(self._loaded.digest, WeightsView(version="default"))
