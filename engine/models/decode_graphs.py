@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine.kernels.gpu.page_table import PageTable
 from engine.log import get_logger
-from engine.models.packed_inputs import ALIGNED_NUMBERS, first_page_of_token, send
+from engine.models.packed_inputs import ALIGNED_NUMBERS, first_page_of_token, pinned
 from engine.models.step_inputs import StepInputs
 
 log = get_logger()
@@ -109,7 +109,7 @@ class DecodeGraphs:
         graph = self._launch_trunk(inputs, bucket)
         if graph is None:
             return None
-        if len(inputs.rows) == len(inputs.ids):
+        if np.array_equal(inputs.rows, np.arange(len(inputs.ids))):
             return graph.hidden[: len(inputs.rows)].clone()
         return graph.hidden[torch.from_numpy(inputs.rows).to(self._device)]
 
@@ -142,7 +142,7 @@ class DecodeGraphs:
         numbers[width : width + tokens] = inputs.pos
         numbers[2 * width : 2 * width + tokens] = first_page_of_token(inputs)
         numbers[3 * width :] = inputs.pages
-        self._numbers[: len(numbers)].copy_(send(numbers, self._device), non_blocking=True)
+        self._numbers[: len(numbers)].copy_(pinned(numbers, self._device), non_blocking=True)
 
     def _record(self, bucket: int) -> _Recorded | None:
         started = time.monotonic()

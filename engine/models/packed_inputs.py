@@ -55,9 +55,12 @@ def pack(sections: Sequence[NDArray[np.generic]]) -> tuple[Numbers, list[slice]]
     return numbers, places
 
 
-def send(numbers: Numbers, device: torch.device) -> torch.Tensor:
-    """Copy to the device without waiting: through pinned memory, which torch keeps until then."""
+def pinned(numbers: Numbers, device: torch.device) -> torch.Tensor:
+    """Return them where a copy to the device need not be waited for; torch keeps them until then."""
     here = torch.from_numpy(numbers)
-    if device.type == "cpu":
-        return here
-    return here.pin_memory().to(device, non_blocking=True)
+    return here if device.type == "cpu" else here.pin_memory()
+
+
+def send(numbers: Numbers, device: torch.device) -> torch.Tensor:
+    """Copy to the device, without waiting."""
+    return pinned(numbers, device).to(device, non_blocking=True)

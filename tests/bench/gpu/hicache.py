@@ -64,6 +64,8 @@ def page_rows(site: Site, shape: str, num_pages: int, limits: Table, table: Tabl
                 model=shape, layout=str(kind), copy=name, pages=num_pages, gb_s=rate / 1e9,
                 percent_of_limit=100 * rate / rates[name], spread_s=spread(took),
             )  # fmt: skip
+        if not site.is_dry:
+            host.unregister()
 
 
 def main() -> None:

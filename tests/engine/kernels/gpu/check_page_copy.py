@@ -37,3 +37,5 @@ def test_pages_are_copied_as_the_reference_copies_them(
     for side, copy in zip(sides, back, strict=True):
         assert torch.equal(side[DEVICE_PAGES], copy[DEVICE_PAGES].cpu())
         assert not copy[OTHERS].any()
+    if not IS_INTERPRETED:
+        ours.unregister()
