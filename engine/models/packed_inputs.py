@@ -56,7 +56,7 @@ def pack(sections: Sequence[NDArray[np.generic]]) -> tuple[Numbers, list[slice]]
 
 
 def pinned(numbers: Numbers, device: torch.device) -> torch.Tensor:
-    """Return them where a copy to the device need not be waited for; torch keeps them until then."""
+    """Return them in memory that is copied without waiting; torch keeps it until then."""
     here = torch.from_numpy(numbers)
     return here if device.type == "cpu" else here.pin_memory()
 

@@ -23,7 +23,7 @@ mkdir -p "$out" "$work"
 out=$(cd "$out" && pwd)
 work=$(cd "$work" && pwd)
 exec > >(tee "$out/gpu.log") 2>&1
-export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
+export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export TRITON_CACHE_DIR="$work/triton" TRITON_DEFAULT_FP_FUSION=1
 # Without a card the kernels are interpreted; with one they must not be.
 export TRITON_INTERPRET=$([ -n "$dry" ] && echo 1 || echo 0)
