@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 _KV_SHARE = 0.4  # of what is free before weights are loaded: two copies of those fit beside it
+_SPARE = 1.1  # asked for beyond the weights themselves: what torch holds back cannot all be used
 
 
 def device_of_rank(kind: str, rank: int) -> str:
@@ -28,10 +29,10 @@ def default_kv_bytes(device: torch.device, num_ranks: int) -> int:
 
 
 def refuse_without_room(device: torch.device, size_bytes: int) -> None:
-    """Raise MemoryError, with the numbers, unless so much can be taken."""
-    free = free_bytes(device)
-    if free < size_bytes:
+    """Raise MemoryError, with the numbers, unless so much can be taken, and a little to spare."""
+    free, needed = free_bytes(device), size_bytes * _SPARE
+    if free < needed:
         raise MemoryError(
             f"not enough memory on {device}: {free / 1e9:.1f} GB are free, "
-            f"{size_bytes / 1e9:.1f} GB are needed"
+            f"{needed / 1e9:.1f} GB are needed"
         )

@@ -11,6 +11,10 @@ from typing import Any
 
 import torch
 
+from engine.log import get_logger
+
+log = get_logger()
+
 
 class CudaRecorder:
     """A `Recorder` for one device."""
@@ -26,6 +30,7 @@ class CudaRecorder:
         beside = self._beside
         beside.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
+        reserved = torch.cuda.memory_reserved(self._device)
         with torch.cuda.stream(beside):
             call()
             beside.synchronize()
@@ -38,4 +43,6 @@ class CudaRecorder:
                 graph.capture_end()
         current.wait_stream(beside)
         self._pool = graph.pool()
+        taken = torch.cuda.memory_reserved(self._device) - reserved
+        log.debug("cuda graph recorded", device_bytes=taken)
         return graph.replay, result
