@@ -210,7 +210,8 @@ def attend_decodes(
         is_split=is_split,
         group_block=padded(heads // kv_heads, MIN_ROWS),
         **chosen,
-        num_warps=4,
+        # float32 has no tensor cores to multiply it exactly: more threads, or registers run out.
+        num_warps=8 if q.dtype == torch.float32 else 4,
         num_stages=3,
     )
     if is_split:

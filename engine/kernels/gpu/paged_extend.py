@@ -47,11 +47,15 @@ def _over_keys(
     inside = kv_head * page_size * head_dim + dim[None, :]
     for start in range(begin, end, block_tokens):
         token = start + tl.arange(0, block_tokens)
-        is_token = token < end
-        page = tl.load(request_pages + token // page_size, mask=is_token, other=0)
+        if is_causal:
+            is_token = token < end
+            is_kv = is_token[:, None] & is_dim[None, :]
+            page = tl.load(request_pages + token // page_size, mask=is_token, other=0)
+        else:
+            is_kv = is_dim[None, :]
+            page = tl.load(request_pages + token // page_size)
         at = page.to(tl.int64) * (num_kv_heads * page_size * head_dim)
         at += (token % page_size) * head_dim
-        is_kv = is_token[:, None] & is_dim[None, :]
         k = tl.load(k_pool + at[:, None] + inside, mask=is_kv, other=0.0)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         if is_causal:
@@ -138,7 +142,7 @@ class TileShape:
 def tile_shape(dtype: torch.dtype, head_dim: int) -> TileShape:
     """Return a shape whose tiles fit the shared memory of a Hopper processor."""
     if dtype == torch.float32:
-        return TileShape(rows=32, keys=32, warps=4, stages=2)
+        return TileShape(rows=32, keys=32, warps=8, stages=2)
     if head_dim > 128:
         return TileShape(rows=64, keys=32, warps=4, stages=2)
     return TileShape(rows=128, keys=64, warps=8, stages=3)
