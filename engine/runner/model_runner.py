@@ -248,6 +248,10 @@ class ModelRunner:
     def empty_cache(self) -> None:
         """Give cached device memory back to the driver; nothing to do on a CPU but to count it."""
         self.num_empty_cache += 1
+        self.return_unused()
+
+    def return_unused(self) -> None:
+        """The same, uncounted: after something large was let go of. From any thread."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

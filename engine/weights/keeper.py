@@ -173,7 +173,9 @@ class WeightKeeper:
     def release(self) -> None:
         """Give the weights' memory up; nothing may be computed until others are committed."""
         self.unstage()
-        self._let_go(self._runner.swap(None, self._runner.weights))
+        before = [self._runner.swap(None, self._runner.weights)]  # the only name it has left
+        if before[0] is not None:
+            self._background.drop(before, then=self._runner.return_unused)
 
     # ---- questions ---------------------------------------------------------------------------
 

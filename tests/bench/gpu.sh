@@ -162,9 +162,9 @@ export python root work
 export -f checks
 bench() { echo "$python" -m "tests.bench.gpu.$1" --out "$out" --work "$work" $dry; }
 part "kernels beside torch" 90 bash -c checks
-part "model step" 110 $(bench step)
-part "engine over HTTP" 90 $(bench over_http)
-part "pause of a weight update" 80 $(bench pause) --reps 2
+part "model step" 100 $(bench step)
+part "engine over HTTP" 80 $(bench over_http)
+part "pause of a weight update" 150 $(bench pause) --reps 2
 part "copies to the host" 30 $(bench hicache)
 part "tile sizes" 60 $(bench kernels)
 
