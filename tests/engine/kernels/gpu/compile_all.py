@@ -131,7 +131,7 @@ def shape(**changes: object) -> ModelConfig:
 
 CASES = [
     # SmolLM2 135M; Llama 3.1 8B; Qwen3 4B, in full precision; odd heads.
-    (shape(num_attention_heads=9, num_key_value_heads=3, head_dim=64, hidden_size=576),
+    (shape(num_attention_heads=9, num_key_value_heads=3, head_dim=64, hidden_size=4096),
      torch.bfloat16, 16),
     (shape(num_attention_heads=32, num_key_value_heads=8, head_dim=128, hidden_size=4096),
      torch.bfloat16, 64),
