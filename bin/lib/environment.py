@@ -96,8 +96,8 @@ def _runs(command: list[object]) -> bool:
 
 def _say_sizes(device: str, tests: bool, full: bool) -> None:
     size = "about 3 GB for torch with CUDA" if device == "cuda" else "about 200 MB for torch"
-    more = " plus test tools (about 500 MB)" if tests else ""
-    more += " and transformers and triton (about 220 MB)" if full else ""
+    more = " plus test tools (about 500 MB) and triton (about 200 MB)" if tests else ""
+    more += " and transformers (about 15 MB)" if full else ""
     say(f"installing into .venv: 70 MB of packages, a 93 MB model, {size}{more}")
 
 

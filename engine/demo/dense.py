@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 
 from engine.models.config import ModelConfig
 from engine.models.llama import LayerWeights, TopWeights, layer_weights, top_weights
-from engine.models.llama_torch import rotate
+from engine.models.operators_torch import rotate
 from engine.models.rope import rope_tables
 
 

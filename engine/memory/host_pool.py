@@ -110,6 +110,10 @@ class HostPool:
         if int(status) != 0:
             raise RuntimeError(f"the host pool cannot be registered with the GPU: {status}")
 
+    def unregister(self) -> None:
+        """Take that back: before the memory is given up, or the driver would go on naming it."""
+        torch.cuda.cudart().cudaHostUnregister(self.address)
+
     @property
     def address(self) -> int:
         """Of the first byte: what a transfer library registers."""

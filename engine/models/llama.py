@@ -6,6 +6,7 @@ biases of q, k and v to a Llama's tensors, Qwen3 norms of each head's q and k.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -71,6 +72,12 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             for part in ("q", "k"):
                 shapes[_name(layer, f"self_attn.{part}_norm")] = (config.head_dim,)
     return shapes
+
+
+def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Return what the weights take as they are computed with, whatever they were stored as."""
+    numbers = sum(math.prod(shape) for shape in expected_shapes(config).values())
+    return numbers * int(dtype.itemsize)
 
 
 def check_checkpoint(checkpoint: Checkpoint, config: ModelConfig) -> None:

@@ -1,10 +1,11 @@
-"""Chooses what computes a model: compiled kernels where they serve, torch operators elsewhere.
+"""Chooses what computes a model: compiled or Triton kernels where they serve, torch elsewhere.
 
 The one place to touch for a new family. Called by the runner, once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from engine.models.llama_cpu import LlamaCPU, why_unsupported
 from engine.models.llama_torch import LlamaTorch
 
 log = get_logger()
+
+MakeModel = Callable[[ModelConfig, torch.dtype, int, torch.device], StepModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,25 @@ def load_weights(source: DigestingSource, config: ModelConfig, placement: Placem
 
 
 def _new_model(config: ModelConfig, placement: Placement) -> StepModel:
+    dtype, page_size, device = placement.dtype, placement.page_size, placement.device
     library = _cpu_library(config, placement)
     if library is not None:
-        return LlamaCPU(config, placement.dtype, placement.page_size, library)
-    return LlamaTorch(config, placement.dtype, placement.page_size, placement.device)
+        return LlamaCPU(config, dtype, page_size, library)
+    make = gpu_model() if device.type == "cuda" else None
+    if make is not None:
+        return make(config, dtype, page_size, device)
+    return LlamaTorch(config, dtype, page_size, device)
+
+
+def gpu_model() -> MakeModel | None:
+    """What makes a model on Triton kernels; None, with the reason logged, without triton."""
+    try:
+        # Here, because a CPU has no use for triton and need not have it.
+        from engine.models.llama_gpu import LlamaGPU
+    except ImportError as error:
+        log.warning("gpu kernels unavailable", reason="triton not importable", detail=str(error))
+        return None
+    return LlamaGPU
 
 
 def _cpu_library(config: ModelConfig, placement: Placement) -> CPULibrary | None:

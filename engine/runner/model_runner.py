@@ -29,6 +29,7 @@ from engine.models.forward_batch import (
     TokenLogprobs,
 )
 from engine.models.llama_cpu import LlamaCPU
+from engine.models.llama_torch import LlamaTorch
 from engine.models.registry import Loaded, Placement, load_model, load_weights
 from engine.models.step_inputs import Limits, StepInputs, make_inputs
 from engine.protocol import HostLayout, WeightsView
@@ -75,6 +76,8 @@ class ModelRunner:
             torch.set_num_threads(threads)
         config = self.config = read_config(model_dir)
         placement = Placement(torch.device(device), DTYPES[dtype], page_size, ext_dir)
+        if placement.device.type == "cuda":
+            torch.cuda.set_device(placement.device)  # kernels are launched on the current one
         self._placement = placement
         self._loaded: Loaded | None = load_model(model_dir, config, placement)
         self.weights = view_of(self._loaded.digest, WeightsView(version="default"))
@@ -178,8 +181,10 @@ class ModelRunner:
 
     @property
     def kernels(self) -> str:
-        """What computes a step: "cpu" for compiled kernels, else "torch"."""
-        return "cpu" if isinstance(self._model, LlamaCPU) else "torch"
+        """What computes a step: "cpu" for compiled kernels, "triton" on a GPU, else "torch"."""
+        if isinstance(self._model, LlamaCPU):
+            return "cpu"
+        return "torch" if isinstance(self._model, LlamaTorch) else "triton"
 
     def forward(self, batch: ForwardBatch) -> list[PartResult]:
         """Run one step; one result a part, in order.
@@ -243,6 +248,10 @@ class ModelRunner:
     def empty_cache(self) -> None:
         """Give cached device memory back to the driver; nothing to do on a CPU but to count it."""
         self.num_empty_cache += 1
+        self.return_unused()
+
+    def return_unused(self) -> None:
+        """The same, uncounted: after something large was let go of. From any thread."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

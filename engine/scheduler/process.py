@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from engine.cache.keeper import StorageKeeper
 from engine.cache.opening import Settings
@@ -38,6 +39,7 @@ from engine.ipc.messages import (
 )
 from engine.log import get_logger, setup
 from engine.memory.available import available_bytes
+from engine.memory.device_memory import default_kv_bytes, device_of_rank
 from engine.models.errors import ModelError
 from engine.protocol import Places, StorageView
 from engine.runner.model_runner import ModelRunner
@@ -71,7 +73,7 @@ class RankProcess:
         self._mailbox = Mailbox(config.ranks_address, rank=rank, inc=inc)
         self._n = 0
         self._loading("loading the model", 0.1)
-        runner = self._runner = make_runner(config)
+        runner = self._runner = make_runner(config, rank)
         self._loading("ready", 1.0)
         self._scheduler = Scheduler(
             runner,
@@ -293,14 +295,15 @@ class RankProcess:
         )
 
 
-def make_runner(config: EngineConfig) -> ModelRunner:
+def make_runner(config: EngineConfig, rank: int) -> ModelRunner:
     """The model, on this rank's share of the machine."""
     cores = len(os.sched_getaffinity(0))
+    device = device_of_rank(config.device, rank)
     num_pages = config.max_total_tokens // config.page_size or None
-    budget = None if num_pages else config.kv_bytes or _default_kv_bytes(config.dp_size)
+    budget = None if num_pages else config.kv_bytes or _default_kv_bytes(device, config.dp_size)
     return ModelRunner(
         Path(config.model_path),
-        device=config.device,
+        device=device,
         dtype=config.dtype,
         num_pages=num_pages,
         kv_budget_bytes=budget,
@@ -339,7 +342,9 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", Path(text).name)[:64].lstrip(".") or "model"
 
 
-def _default_kv_bytes(dp_size: int) -> int:
+def _default_kv_bytes(device: str, dp_size: int) -> int:
+    if device != "cpu":
+        return default_kv_bytes(torch.device(device), dp_size)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(_MAX_DEFAULT_KV_BYTES, int(memory * _DEFAULT_KV_SHARE)) // dp_size
 

@@ -104,11 +104,19 @@ class Background:
             if not job.is_cancelled:
                 told()
 
-    def drop(self, thing: list[object]) -> None:
-        """Let go of what is large: giving its memory back takes a while. `thing` is emptied."""
-        if thing:
-            held, thing[:] = list(thing), []
-            threading.Thread(target=held.clear, name="drop", daemon=True).start()
+    def drop(self, thing: list[object], then: Callable[[], None] | None = None) -> None:
+        """Let go of what is large: giving its memory back takes a while. `thing` is emptied, and
+        `then` is called, on another thread, when it is gone."""
+        if not thing:
+            return
+        held, thing[:] = list(thing), []
+
+        def run() -> None:
+            held.clear()
+            if then is not None:
+                then()
+
+        threading.Thread(target=run, name="drop", daemon=True).start()
 
 
 def _be_gentle() -> None:

@@ -5,7 +5,6 @@ Everything in here runs beside serving, on a thread of its own, and touches noth
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from engine.memory.available import available_bytes
 from engine.models.config import ModelConfig
 from engine.models.digest import Digest, DigestingSource
 from engine.models.errors import ModelError
-from engine.models.llama import expected_shapes
+from engine.models.llama import weights_bytes
 from engine.protocol import WeightsView
 from engine.tensorfiles.errors import TensorFileError
 from engine.tensorfiles.text import plain
@@ -68,7 +67,7 @@ def stage(
 ) -> Staged:
     """Read, verify and pack. Raises what is in TOLD, Cancelled, or a fault of ours."""
     with opened as found:
-        job.total_bytes = served_bytes(loader)
+        job.total_bytes = weights_bytes(loader.config, loader.dtype)
         _refuse_without_room(job.total_bytes)
         source = DigestingSource(found.source, is_checked=is_checked, progress=job.note)
         model = loader.load(source)
@@ -85,12 +84,6 @@ def stage(
     )
     job.what, job.done_bytes = "ready", source.digest.bytes
     return Staged(model, source.digest, full)
-
-
-def served_bytes(loader: Loader) -> int:
-    """What a copy of the weights takes as it is served, whatever it was stored as."""
-    shapes = expected_shapes(loader.config).values()
-    return sum(math.prod(shape) for shape in shapes) * int(loader.dtype.itemsize)
 
 
 def _refuse_without_room(size_bytes: int) -> None:

@@ -17,7 +17,7 @@ from tests.bench.completions_client import Asked, all_at_once
 from tests.bench.peer_environments import python_of, version_of
 from tests.fakes import plain_http
 from tests.fakes.engine_process import EngineProcess
-from tests.fakes.stack import free_port
+from tests.fakes.ports import free_port
 
 START_S = 900  # vllm compiles at its first start
 

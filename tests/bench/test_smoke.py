@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.fakes.stack import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def run(script: str, *flags: str) -> str:
@@ -73,3 +75,20 @@ def test_the_cache_bench_prints_every_tier_and_backend() -> None:
 def test_the_step_bench_runs() -> None:
     out = run("model_step.py", "--seconds", "0.2")
     assert "| decode b32, context 512 |" in out and "GFLOP/s" in out
+
+
+def test_the_gpu_bench_runs_every_part_without_a_card(tmp_path: Path) -> None:
+    env = {**os.environ, "OUT": str(tmp_path / "out"), "QUIESCE_PYTHON": sys.executable}
+    done = subprocess.run(
+        ["bash", str(ROOT / "tests" / "bench" / "gpu.sh"), "--dry-run"],
+        cwd=ROOT,
+        env=env | {"QUIESCE_GPU_WORK": str(tmp_path / "work")},
+        capture_output=True,
+        text=True,
+        timeout=1300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    assert done.stdout.count(": passed, ") == 6
+    for name in ("step", "http", "pause", "hicache", "kernels"):
+        assert "the figures mean nothing" in (tmp_path / "out" / f"{name}.json").read_text()

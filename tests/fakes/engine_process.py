@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 
 from tests.fakes import plain_http
-from tests.fakes.stack import free_port
+from tests.fakes.ports import free_port
 from tests.fakes.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]

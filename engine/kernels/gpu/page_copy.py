@@ -73,11 +73,25 @@ class GpuPageCopier:
         addresses = [side.data_ptr() for side in sides]
         self._addresses = torch.tensor(addresses, dtype=torch.int64, device=self._device)
         self._offsets = torch.tensor(host.offsets, dtype=torch.int64, device=self._device)
+        is_cuda = self._device.type == "cuda"
+        self._stream = torch.cuda.Stream(self._device) if is_cuda else None
 
     def move(
         self, device_pages: Sequence[int], host_pages: Sequence[int], *, to_host: bool
     ) -> None:
-        """Copy page by page; on a stream of its own, done when it returns."""
+        """Copy page by page; done when it returns. On a stream of its own, which first waits for
+        the steps that were launched before, and for none that are launched meanwhile."""
+        if self._stream is None:
+            self._launch(device_pages, host_pages, to_host=to_host)
+            return
+        self._stream.wait_stream(torch.cuda.default_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self._launch(device_pages, host_pages, to_host=to_host)
+        self._stream.synchronize()
+
+    def _launch(
+        self, device_pages: Sequence[int], host_pages: Sequence[int], *, to_host: bool
+    ) -> None:
         there = torch.tensor(device_pages, dtype=torch.int64, device=self._device)
         here = torch.tensor(host_pages, dtype=torch.int64, device=self._device)
         words = self._num_heads * self._head_words
@@ -95,5 +109,3 @@ class GpuPageCopier:
             to_host=to_host,
             block_words=BLOCK,
         )
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()

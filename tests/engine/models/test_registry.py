@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,14 @@ def test_tables_that_old_releases_saved_are_ignored(tmp_path: Path) -> None:
     weights = random_weights(tiny_config())
     table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}
     load(write_folder(tmp_path, tiny_settings(), {**weights, **table}))
+
+
+def test_without_triton_a_gpu_runs_on_torch_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "engine.models.llama_gpu", raising=False)
+    with capture_logs() as logs:
+        assert registry.gpu_model() is None
+    assert logs[0]["event"] == "gpu kernels unavailable"
+    assert "triton" in logs[0]["detail"]
