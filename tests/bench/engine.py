@@ -16,6 +16,7 @@ import os
 import random
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,11 +35,20 @@ from tests.bench.contenders import (  # noqa: E402
 from tests.bench.figures import cpu_name as cpu_name  # noqa: E402
 from tests.bench.figures import machine, spread  # noqa: E402
 from tests.bench.figures import write as write  # noqa: E402
-from tests.bench.serving import GROUPS, PREFIX_TOKENS, RATE_PER_S, Served, serve, workload  # noqa: E402
+from tests.bench.serving import (  # noqa: E402
+    GROUPS,
+    PREFIX_TOKENS,
+    RATE_PER_S,
+    REQUESTS,
+    Served,
+    serve,
+    workload,
+)
 
 CACHE = ROOT / "var" / "test-cache"
 NEW_TOKENS = 64
 PEERS = ("vllm", "transformers")
+REST_S = 1.0  # between turns: threads of the one before spin for a while when they have done
 
 
 @dataclass
@@ -107,6 +117,7 @@ def measure(sides: list[Contender], reps: int) -> list[Row]:
     for number, row in enumerate(table):
         for turn in range(reps + 1):
             for side in sides if turn % 2 else reversed(sides):
+                time.sleep(REST_S)
                 took = row.run(side, random.Random(1000 * number + turn))
                 if turn:
                     row.seconds.setdefault(side.name, []).append(took)
@@ -119,6 +130,7 @@ def measure_load(sides: list[Contender], reps: int) -> dict[str, Served]:
     for turn in range(reps):
         for side in sides if turn % 2 else reversed(sides):
             if side.batches:
+                time.sleep(REST_S)
                 served[side.name].add(asyncio.run(serve(side, workload(turn))))
     return served
 
@@ -190,9 +202,9 @@ def main() -> None:
         "",
         f"A hit's first token takes {hit / cold:.2f} of a cold one's.",
         "",
-        f"200 requests that arrive by chance, {RATE_PER_S:g} a second, of {GROUPS} groups that "
-        f"share {PREFIX_TOKENS} tokens; streamed; {args.load_reps} turns. Served well: first piece "
-        "within 1 s, 50 ms a piece.",
+        f"{REQUESTS} requests that arrive by chance, {RATE_PER_S:g} a second, of {GROUPS} groups "
+        f"that share {PREFIX_TOKENS} tokens; streamed; {args.load_reps} turns. Served well: first "
+        "piece within 1 s, 50 ms a piece.",
         "",
         *load_table_of(served),
     ]
