@@ -81,12 +81,10 @@ form.addEventListener("submit", (e) => { if (go.getAttribute("aria-disabled") ==
 addEventListener("q-blind", gate);
 
 // The plan is read again when the engine's state is not the plan's any more, at most every two seconds.
-let readAt = -2000;
+let readAt = -2000, rereads = 0;
 addEventListener("q-data", ({ detail: { topic, data } }) => {
   const p = plan();
-  if (topic !== `engine:${engine}` || (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op)) return;
-  if (performance.now() - readAt < 2000) return;
-  readAt = performance.now();
-  replan(0);
+  if (rereads || topic !== `engine:${engine}` || (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op)) return;
+  rereads = setTimeout(() => { rereads = 0; readAt = performance.now(); replan(0); }, Math.max(0, readAt + 2000 - performance.now()));
 });
 show(); gate();

@@ -41,14 +41,17 @@ document.body.addEventListener("htmx:afterSwap", () => { say("Plan updated"); ga
 addEventListener("q-blind", gate);
 
 // The plan is read again when the engine's state is not the plan's any more, at most every two seconds.
-let readAt = -2000;
+let timer = 0, readAt = -2000;
 addEventListener("q-data", ({ detail: { topic, data } }) => {
   const p = $("plan").dataset;
-  if (topic !== `engine:${engine}` || (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op)) return;
-  if (performance.now() - readAt < 2000) return;
-  readAt = performance.now();
+  if (timer || topic !== `engine:${engine}` || (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op)) return;
+  timer = setTimeout(() => { timer = 0; readAt = performance.now(); reread(); }, Math.max(0, readAt + 2000 - performance.now()));
+});
+// Through the fields where there are some: of two readings of theirs the older is given up, whichever is answered first.
+function reread() {
+  if ($("o-what")) { htmx.trigger($("o-what"), "change"); return; }
   const query = new URLSearchParams(new FormData(form));
   for (const name of ["csrfmiddlewaretoken", "reason", "confirm"]) query.delete(name);
   htmx.ajax("GET", `${form.action}/plan?${query}`, { target: "#plan", swap: "outerHTML" });
-});
+}
 forced(); show(); gate();

@@ -1,11 +1,12 @@
 """Times the model alone, without scheduler, tokenizer or network, beside what the machine allows.
 
-    python tests/bench/model_step.py [--dtype float32] [--torch] [--threads 2] [--write]
+    python tests/bench/model_step.py [--dtype float32] [--torch] [--threads 2] [--taken 1] [--write]
 
 Prefill of 512 tokens, then decode steps of 1, 8 and 32 requests at contexts of 64 and 512 tokens.
 The floor is the longer of two: the time to read weights and KV once at the bandwidth measured here,
 and to do the arithmetic at the rate measured here. Best and median are printed: on a shared machine
-the best is the number that means something.
+the best is the number that means something. `--taken` keeps so many cores busy with something else
+after the limits are measured: there the median counts.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import argparse
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -57,12 +60,25 @@ def measure(step: Callable[[], object], seconds: float) -> tuple[float, float, i
     return min(took), statistics.median(took), len(took)
 
 
+@contextmanager
+def taken(cores: int) -> Iterator[None]:
+    """Processes that compute without end, as a neighbour on a shared machine does."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--torch", action="store_true", help="torch operators, no compiled kernels")
     parser.add_argument("--seconds", type=float, default=2.0, help="time per row")
+    parser.add_argument("--taken", type=int, default=0, help="cores that others keep busy")
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     args = parser.parse_args()
     gguf = find_packaged_gguf()
@@ -83,14 +99,16 @@ def main() -> None:
     rows += [(f"decode b{n}, context {c}", n, 1, c) for c in CONTEXTS for n in (1, 8, 32)]
     lines = [
         f"{before} before; {args.dtype}, kernels {runner.kernels}, {args.threads} threads; "
-        f"{limit.bytes_per_s / 1e9:.1f} GB/s read, {limit.flop_per_s / 1e9:,.0f} GFLOP/s.",
+        f"{limit.bytes_per_s / 1e9:.1f} GB/s read, {limit.flop_per_s / 1e9:,.0f} GFLOP/s"
+        + (f"; cores taken by others: {args.taken}." if args.taken else "."),
         "",
         "| step | best ms | median ms | tok/s | bytes alone, ms | arithmetic, ms | of limit |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, requests, new, context in rows:
         step = partial(runner.forward, batch(runner, requests, new, context))
-        best, median, _ = measure(step, args.seconds)
+        with taken(args.taken):
+            best, median, _ = measure(step, args.seconds)
         work = work_of(runner.config, size, requests=requests, new=new, context=context)
         floors = work.floors_s(limit)
         cells = [
@@ -105,7 +123,7 @@ def main() -> None:
     text = "\n".join(lines)
     print(text)
     if args.write:
-        write(f"step {args.dtype}", text)
+        write(f"step {args.dtype}" + (", cores taken" if args.taken else ""), text)
 
 
 if __name__ == "__main__":

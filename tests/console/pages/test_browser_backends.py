@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Error
 
 from engine.protocol import Breaker, KeepSecrets
 from tests.console.pages.chromium import Seat, seat, until
@@ -106,6 +107,22 @@ def test_detach_is_gentle_until_it_is_forced(stack, stack_engine, one):
     succeed(one)
     assert stack_engine.storage.attached is None
     assert "stays in the store; clear would delete it" in one.text("#next")
+
+
+def test_of_two_plans_on_their_way_the_newer_one_is_shown(stack, stack_engine, one):
+    stack.ended(stack.submit(stack_engine, kind="attach_storage_backend", backend="file"))
+    asked = []
+    one.page.route("**/do/detach_storage_backend/plan?*", lambda route: asked.append(route))
+    one.goto(f"/engines/{stack_engine.name}/do/detach_storage_backend")
+    stack_engine.busy(1)
+    until(lambda: asked, one.page)  # the engine is not as planned any more
+    one.page.check("[name=force]")
+    until(lambda: len(asked) > 1, one.page)
+    for route in asked:
+        with contextlib.suppress(Error):  # given up by the page
+            route.continue_()
+        one.page.wait_for_timeout(500)
+    until(lambda: "it waits for nothing" in one.text("#plan"), one.page)
 
 
 def test_the_charts_of_a_backend_fill_while_the_page_is_open(stack, stack_engine, one):
