@@ -37,11 +37,11 @@ def scores(engine: EngineProcess, **body: Any) -> list[list[float]]:
 @pytest.mark.filterwarnings("default")  # transformers' own are none of ours
 @pytest.mark.parametrize("item_first", [False, True])
 def test_scores_are_transformers_next_token_probabilities(
-    engine: EngineProcess, small_model: Path, item_first: bool
+    engine: EngineProcess, small_model: Path, smollm2_dir: Path, item_first: bool
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(small_model)
+    model = transformers.LlamaForCausalLM.from_pretrained(small_model, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_dir)
     texts = [item + QUERY if item_first else QUERY + item for item in ITEMS]
     among_all, among_labels = [], []
     for text in texts:
