@@ -33,11 +33,9 @@ from engine.models.llama import (
 from engine.models.rope import rope_tables
 from engine.models.step_inputs import StepInputs
 
-# CLayer's, in its order; the last three are None in most models.
-TENSORS = (
-    *("norm1", "qkv", "o", "norm2", "gate_up", "down"),
-    *("qkv_bias", "q_norm", "k_norm"),
-)
+OPTIONAL = ("qkv_bias", "q_norm", "k_norm")  # None in most models
+# CLayer's, in its order.
+TENSORS = ("norm1", "qkv", "o", "norm2", "gate_up", "down", *OPTIONAL)
 MAX_HEADS_PER_KV_HEAD = 12  # MAX_ROWS of attention.h
 WEIGHT_SLAB_BYTES = 64 << 20
 
@@ -103,7 +101,7 @@ class LlamaCPU:
         kept, pack = self._layers[index], self._library.pack
         kept.norm1.copy_(new.norm1)
         kept.norm2.copy_(new.norm2)
-        for name in ("qkv_bias", "q_norm", "k_norm"):
+        for name in OPTIONAL:
             there, come = getattr(kept, name), getattr(new, name)
             if there is not None and come is not None:
                 there.copy_(come)

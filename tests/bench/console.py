@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # not this folder: here `engine` would be the other bench
 
 from engine.models.gguf import convert, find_packaged_gguf  # noqa: E402
-from tests.bench.engine import CACHE, write  # noqa: E402
+from tests.bench.figures import CACHE, percentile, write  # noqa: E402
 from tests.fakes import plain_http  # noqa: E402
 from tests.fakes.supervised import Supervised, supervised  # noqa: E402
 
@@ -109,7 +109,7 @@ def table(stack: Supervised, runs: list[Run]) -> str:
     lines = ["| | p50 ms | p99 ms |", "| --- | --- | --- |"]
     for what, took in rows:
         ms = sorted(1000 * one for one in took)
-        lines.append(f"| {what} | {at_share(ms, 0.5):.1f} | {at_share(ms, 0.99):.1f} |")
+        lines.append(f"| {what} | {percentile(ms, 0.5):.1f} | {percentile(ms, 0.99):.1f} |")
     return "\n".join(lines)
 
 
@@ -123,11 +123,6 @@ def cpu_s(stack: Supervised) -> dict[str, float]:
         part = part or ("Valkey" if "valkey" in line else "engine")
         spent[part] += sum(process.cpu_times()[:2])
     return spent
-
-
-def at_share(ordered: list[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 async def measure(stack: Supervised, jobs: int) -> list[Run]:
@@ -197,9 +192,9 @@ def main() -> None:
     text = (
         f"{datetime.now(UTC):%Y-%m-%d}, {len(took)} jobs one after another, SQLite, embedded "
         f"Valkey, 2 ranks; load {before:.1f} before, {os.getloadavg()[0]:.1f} after: "
-        f"p50 {at_share(took, 0.5):.0f} ms, p99 {at_share(took, 0.99):.0f} ms, "
+        f"p50 {percentile(took, 0.5):.0f} ms, p99 {percentile(took, 0.99):.0f} ms, "
         f"max {took[-1]:.0f} ms. The answer to the POST came after "
-        f"{at_share(answered, 0.5):.0f} ms (p99 {at_share(answered, 0.99):.0f}), while the job "
+        f"{percentile(answered, 0.5):.0f} ms (p99 {percentile(answered, 0.99):.0f}), while the job "
         f"went on.\n\n{ways}\n\nCPU a job, all that runs in the pause after it included: "
         + ", ".join(f"{part} {spent:.0f} ms" for part, spent in cpu.items())
         + "."

@@ -32,9 +32,7 @@ from tests.bench.contenders import (  # noqa: E402
     Transformers,
     seconds,
 )
-from tests.bench.figures import cpu_name as cpu_name  # noqa: E402
-from tests.bench.figures import machine, spread  # noqa: E402
-from tests.bench.figures import write as write  # noqa: E402
+from tests.bench.figures import CACHE, machine, spread, write  # noqa: E402
 from tests.bench.serving import (  # noqa: E402
     GROUPS,
     PREFIX_TOKENS,
@@ -45,7 +43,6 @@ from tests.bench.serving import (  # noqa: E402
     workload,
 )
 
-CACHE = ROOT / "var" / "test-cache"
 NEW_TOKENS = 64
 PEERS = ("vllm", "transformers")
 REST_S = 1.0  # between turns: threads of the one before spin for a while when they have done

@@ -1,4 +1,4 @@
-"""What every bench says of the machine it ran on, and where its figures are kept."""
+"""What every bench shares: where the model lies, how figures are told, and where they are kept."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / "var" / "test-cache"  # the packaged model, converted, and compiled kernels
 
 
 def cpu_name() -> str:
@@ -35,9 +36,9 @@ def machine() -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of them do not exceed."""
+    """The value that this share of them does not exceed."""
     ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

@@ -40,7 +40,7 @@ from engine.memory.host_pool import HostPool, PageShape  # noqa: E402
 from engine.memory.page_copy import PageCopier  # noqa: E402
 from engine.models.gguf import convert, find_packaged_gguf  # noqa: E402
 from engine.protocol import HostLayout, StorageBackend, read_config  # noqa: E402
-from tests.bench.engine import CACHE, cpu_name, write  # noqa: E402
+from tests.bench.figures import CACHE, cpu_name, percentile, spread, write  # noqa: E402
 from tests.bench.raw_clients import raw_client  # noqa: E402
 from tests.bench.weights import Clients, gaps  # noqa: E402
 from tests.engine.cache.storage.bed import ServedBed  # noqa: E402
@@ -64,8 +64,7 @@ def prompt(length: int) -> list[int]:
 
 def shown(values: list[float], by: float = 1.0, digits: int = 1) -> str:
     """Median, smallest and largest."""
-    middle, low, high = (f(values) * by for f in (statistics.median, min, max))
-    return f"{middle:,.{digits}f} ({low:,.{digits}f}–{high:,.{digits}f})"
+    return spread([value * by for value in values], digits)
 
 
 # ---- backends --------------------------------------------------------------------------------
@@ -452,8 +451,8 @@ async def _gaps(
 async def _window(clients: Clients) -> float:
     start = time.perf_counter()
     await asyncio.sleep(3)
-    waits = sorted(g for s in clients.streams for g in gaps(s.at, start, start + 3))
-    return waits[int(len(waits) * 0.99)]
+    waits = [gap for s in clients.streams for gap in gaps(s.at, start, start + 3)]
+    return percentile(waits, 0.99)
 
 
 async def _attaches(

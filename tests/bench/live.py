@@ -29,7 +29,7 @@ import websockets
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # not this folder: here `engine` would be the other bench
 
-from tests.bench.engine import write  # noqa: E402
+from tests.bench.figures import percentile, write  # noqa: E402
 from tests.fakes import plain_http  # noqa: E402
 from tests.fakes.engine import FakeEngine  # noqa: E402
 from tests.fakes.stack import Stack  # noqa: E402
@@ -53,8 +53,7 @@ class Heard:
     grown_bytes: int  # of its resident memory
 
     def at(self, share: float) -> float:
-        took = sorted(self.took)
-        return took[min(len(took) - 1, int(len(took) * share))]
+        return percentile(self.took, share)
 
 
 def running_of(state: EngineState, count: int) -> EngineState:

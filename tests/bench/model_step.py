@@ -30,10 +30,9 @@ from engine.ipc.sampling import SamplingParams  # noqa: E402
 from engine.models.forward_batch import ForwardBatch, Part, SampleSpec  # noqa: E402
 from engine.models.gguf import convert, find_packaged_gguf  # noqa: E402
 from engine.runner.model_runner import ModelRunner  # noqa: E402
-from tests.bench.figures import machine, write  # noqa: E402
+from tests.bench.figures import CACHE, machine, write  # noqa: E402
 from tests.bench.floors import limits, work_of  # noqa: E402
 
-CACHE = ROOT / "var" / "test-cache"
 CONTEXTS = (64, 512)
 
 

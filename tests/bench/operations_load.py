@@ -26,8 +26,8 @@ import httpx
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # not this folder: here `engine` would be another bench
 
-from tests.bench.figures import machine, percentile, spread, write  # noqa: E402
-from tests.bench.weights import CACHE, CLIENTS, Clients, make_folders  # noqa: E402
+from tests.bench.figures import CACHE, machine, percentile, spread, write  # noqa: E402
+from tests.bench.weights import CLIENTS, Clients, make_folders  # noqa: E402
 from tests.engine.process.storage_client import ROUTE  # noqa: E402
 from tests.fakes.engine_process import EngineProcess  # noqa: E402
 

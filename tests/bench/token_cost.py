@@ -30,10 +30,9 @@ from engine.ipc.wire import encode  # noqa: E402
 from engine.models.gguf import convert, find_packaged_gguf  # noqa: E402
 from engine.runner.model_runner import ModelRunner  # noqa: E402
 from engine.scheduler.scheduler import Scheduler  # noqa: E402
-from tests.bench.figures import machine, write  # noqa: E402
+from tests.bench.figures import CACHE, machine, write  # noqa: E402
 from tests.fakes.engine_process import EngineProcess  # noqa: E402
 
-CACHE = ROOT / "var" / "test-cache"
 _P, _R = ParamSpec("_P"), TypeVar("_R")
 BATCHES = (1, 8, 32)
 NEW_TOKENS = 128

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # not this folder: here `engine` would be the other bench
 
 from engine.models.gguf import convert, find_packaged_gguf  # noqa: E402
-from tests.bench.engine import CACHE, cpu_name, write  # noqa: E402
+from tests.bench.figures import CACHE, cpu_name, spread, write  # noqa: E402
 from tests.fakes.engine_process import EngineProcess  # noqa: E402
 
 CLIENTS = 8
@@ -296,8 +296,7 @@ def run(reps: int, root: Path) -> Results:
 def shown(seconds: list[float], unit: str) -> str:
     """Median, smallest and largest."""
     by, digits = (1000, 1) if unit == "ms" else (1, 2)
-    middle, low, high = (f(seconds) * by for f in (statistics.median, min, max))
-    return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+    return spread([second * by for second in seconds], digits)
 
 
 ROWS: list[tuple[str, str, Callable[[Update], float]]] = [

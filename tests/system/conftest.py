@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.console.pages.chromium import chromium
 from tests.engine.conftest import cpu_ext_dir, smollm2_dir
 from tests.engine.weights.checkpoints import write
 from tests.fakes.supervised import Supervised, supervised
 
-__all__ = ["cpu_ext_dir", "smollm2_dir"]
+__all__ = ["chromium", "cpu_ext_dir", "smollm2_dir"]
 
 
 @pytest.fixture(scope="session")

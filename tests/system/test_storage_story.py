@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from tests.console.pages.chromium import SIZES, Seat, browser, seat, until
+from tests.console.pages.chromium import SIZES, Seat, seat, until
 from tests.fakes.supervised import Supervised, supervised
 from tests.fakes.waiting import wait_until
 from tests.system.storage_stack import (
@@ -81,12 +81,6 @@ def quiesce(models: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with valkey_store(tmp_path_factory.mktemp("store")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
         yield made
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from tests.console.pages.chromium import SIZES, Seat, browser, seat, until
+from tests.console.pages.chromium import SIZES, Seat, seat, until
 from tests.fakes import plain_http
 from tests.fakes.supervised import Supervised, supervised
 from tests.fakes.waiting import PATIENCE_S
@@ -35,12 +35,6 @@ def prompt() -> str:
 @pytest.fixture(scope="module")
 def quiesce(smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
     with supervised(smollm2_dir, cpu_ext_dir, "--dp-size", "2") as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
         yield made
 
 

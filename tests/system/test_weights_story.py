@@ -22,7 +22,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser
 
-from tests.console.pages.chromium import SIZES, Seat, browser, seat, until
+from tests.console.pages.chromium import SIZES, Seat, seat, until
 from tests.fakes import plain_http
 from tests.fakes.supervised import Supervised, supervised
 from tests.fakes.waiting import PATIENCE_S
@@ -61,12 +61,6 @@ def pirate(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Path:
 @pytest.fixture(scope="module")
 def quiesce(pirate: Path, smollm2_dir: Path, cpu_ext_dir: Path) -> Iterator[Supervised]:
     with supervised(pirate / smollm2_dir.name, cpu_ext_dir, "--dp-size", "2") as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
         yield made
 
 

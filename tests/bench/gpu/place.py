@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.bench.figures import ROOT
+
 DRY = "dry run on a CPU: the figures mean nothing"
 
 

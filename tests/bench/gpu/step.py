@@ -16,12 +16,11 @@ import torch
 
 from engine.ipc.sampling import SamplingParams
 from engine.memory.device_pool import DevicePool
-from engine.models.config import ModelConfig
 from engine.models.forward_batch import Part, SampleSpec
-from engine.models.llama import weights_bytes
 from engine.models.llama_gpu import LlamaGPU
 from engine.models.step_inputs import Limits as StepLimits
 from engine.models.step_inputs import StepInputs, make_inputs
+from tests.bench.floors import Work, work_of
 from tests.bench.gpu.limits import Limits, measure
 from tests.bench.gpu.models import RandomSource, config_of
 from tests.bench.gpu.place import Site, Table, median, spread, start, write
@@ -76,25 +75,14 @@ class Model:
         ]
         return make_inputs(parts, StepLimits(1 << 30, self.num_pages, PAGE, context))
 
+    def work(self, count: int, new: int, context: int) -> Work:
+        """What such a step must at least read and multiply."""
+        size = int(self.dtype.itemsize)
+        return work_of(self.config, size, requests=count, new=new, context=context)
+
     def run(self, model: LlamaGPU, inputs: StepInputs) -> list[float]:
         with torch.inference_mode():
             return self.site.seconds(lambda: model.greedy(inputs))
-
-
-def decode_bytes(config: ModelConfig, dtype: torch.dtype, count: int, context: int) -> int:
-    """What a decode step has to read: the layers, the head, and each request's keys and values."""
-    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * int(dtype.itemsize)
-    unread = 0 if config.is_tied else config.vocab_size * config.hidden_size * int(dtype.itemsize)
-    return weights_bytes(config, dtype) - unread + count * context * kv
-
-
-def prefill_flops(config: ModelConfig, new: int) -> int:
-    """Multiplications and additions of a prompt: linears, and attention over half the square."""
-    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-    linears = config.hidden_size * (2 * heads + 2 * kv_heads) * dim
-    linears += 3 * config.hidden_size * config.ffn_size
-    attention = 2 * heads * dim * new // 2
-    return 2 * config.num_layers * new * (linears + attention)
 
 
 def decode_rows(model: Model, limits: Limits, shape: str, table: Table) -> None:
@@ -103,7 +91,7 @@ def decode_rows(model: Model, limits: Limits, shape: str, table: Table) -> None:
         for count in (1, 2) if model.site.is_dry else (1, 8, 32, 128):
             inputs = model.step(count, 1, context)
             took, without = model.run(model.model, inputs), model.run(eager, inputs)
-            floor = limits.floor_s(decode_bytes(model.config, model.dtype, count, context))
+            floor = limits.floor_s(model.work(count, 1, context).bytes)
             table.add(
                 model=shape, requests=count, context=context,
                 ms=median(took) * 1e3, tok_s=count / median(took),
@@ -115,12 +103,12 @@ def decode_rows(model: Model, limits: Limits, shape: str, table: Table) -> None:
 def prefill_rows(model: Model, limits: Limits, shape: str, table: Table) -> None:
     for new in (19,) if model.site.is_dry else (512, 2048, 8192):
         took = model.run(model.model, model.step(1, new, new))
-        flops = prefill_flops(model.config, new)
-        floor = limits.floor_s(weights_bytes(model.config, model.dtype), flops)
+        work = model.work(1, new, new)
+        floor = limits.floor_s(work.bytes, work.flop)
         table.add(
             model=shape, tokens=new, ms=median(took) * 1e3, tok_s=new / median(took),
             percent_of_limit=100 * floor / median(took),
-            tflop_s=flops / median(took) / 1e12, spread_s=spread(took),
+            tflop_s=work.flop / median(took) / 1e12, spread_s=spread(took),
         )  # fmt: skip
 
 

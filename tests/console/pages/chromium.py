@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
 from tests.fakes.waiting import PATIENCE_S
@@ -57,6 +58,13 @@ def browser() -> Iterator[Browser]:
             yield made
         finally:
             made.close()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for a file of tests; their conftest takes it up."""
+    with browser() as made:
+        yield made
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -34,17 +33,12 @@ from engine.protocol import (
     WeightsView,
 )
 from engine.protocol import RankState as EngineRankState
-from tests.console.pages.chromium import Seat, browser, seat
+from tests.console.pages.chromium import Seat, chromium, seat
 from tests.fakes.stack import Stack
 
+__all__ = ["chromium"]
+
 MARKUP = "<img src=x onerror=alert(1)> & “quoted”"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    """One browser for a file of tests."""
-    with browser() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
