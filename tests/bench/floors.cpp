@@ -27,7 +27,7 @@ double floors_read(int threads, int64_t bytes) {
     const double start = now();
     run_team(threads, [&](Team t) {
       if (turn == 0) {  // touched by who reads it
-        for (int64_t i = t.lo(vectors); i < t.hi(vectors); ++i) data[i] = fill_bits(uint32_t(i));
+        for (int64_t i = t.lo(vectors); i < t.hi(vectors); ++i) data[i] = uint32_t(i) - u32x16{};
         return;
       }
       u32x16 sum[4] = {};

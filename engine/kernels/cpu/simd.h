@@ -40,7 +40,6 @@ inline void store(void* p, V v) {
 }
 
 inline f32x16 fill(float v) { return v - f32x16{}; }
-inline u32x16 fill_bits(uint32_t v) { return v - u32x16{}; }
 inline f32x16 vmax(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
 inline float hsum(f32x16 v) {
