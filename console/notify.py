@@ -29,6 +29,7 @@ FLEET = "fleet"
 JOBS = "jobs"
 PENDING = "pending"
 HINT = "live.hint"  # a topic changed
+ENDED = "live.ended"  # it did, and will hardly change again
 CLOSED = "live.closed"  # a log-in ended
 RIGHTS = "live.rights"  # somebody's roles changed
 MAX_PENDING = 1000
@@ -201,14 +202,14 @@ def settle(timeout_s: float = 6.0) -> None:
         sender.settle(timeout_s)
 
 
-def topic_changed(topic: str) -> None:
+def topic_changed(topic: str, kind: str = HINT) -> None:
     """Hint that `topic` is to be read again."""
-    _send(topic_group(topic), {"type": HINT, "topic": topic})
+    _send(topic_group(topic), {"type": kind, "topic": topic})
 
 
-def job_changed(job_id: object) -> None:
+def job_changed(job_id: object, *, has_ended: bool) -> None:
     """Hint that a job, and so both lists of jobs, changed."""
-    topic_changed(job_topic(job_id))
+    topic_changed(job_topic(job_id), ENDED if has_ended else HINT)
     topic_changed(JOBS)
 
 

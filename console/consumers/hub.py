@@ -146,13 +146,8 @@ class Hub:
 
 
 def _connected(act: Callable[[], T]) -> T:
-    """On a connection that is kept, because opening SQLite costs more than most readings; one of a
-    pool is given back, because requests wait for it."""
+    """On a connection that is given back after it: requests wait for it."""
     try:
         return act()
-    except DatabaseError:
-        connection.close()
-        raise
     finally:
-        if connection.vendor != "sqlite":
-            connection.close()
+        connection.close()

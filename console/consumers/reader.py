@@ -1,12 +1,14 @@
 """Reads one topic for everybody in this process who watches it, and hands the readings out.
 
-The first change is read at once. Further ones are put together: while a reading is made, and while
-the topic's allowance is used up. What a lost hint would hide, a slow re-reading finds.
+The first change is read at once. Further ones are put together: while a reading is made, for a
+moment after it, and while the topic's allowance is used up. An end does not wait for that moment.
+What a lost hint would hide, a slow re-reading finds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -19,6 +21,7 @@ from django.db import DatabaseError, InterfaceError
 from console.access import Rights
 from console.consumers.allowance import Allowance
 from console.consumers.topics import Reading
+from console.notify import ENDED
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +29,9 @@ BURST_S = 0.25  # of reading and sending, at once
 SHARE = 0.25  # of one core, in the long run, for one topic
 SEND_S = 0.00006  # what one message costs the process (tests/bench/live.py)
 RESYNC_S = 4.0
+# A job that nothing holds up is claimed, sent and done within this: steps that nobody could see
+# are not read on the way to its end, which would wait for that.
+GAP_S = 0.05
 FAULT_REST_S = 0.25
 
 
@@ -75,6 +81,8 @@ class Reader:
     read: Read
     _seats: dict[Watcher, Seat] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _at_once: asyncio.Event = field(default_factory=asyncio.Event)
+    _read_at_s: float = -GAP_S
     _task: asyncio.Task[None] | None = None
     _allowance: Allowance = field(
         default_factory=lambda: Allowance(burst_s=BURST_S, share=SHARE, longest_rest_s=RESYNC_S)
@@ -83,7 +91,7 @@ class Reader:
     def seat(self, watcher: Watcher) -> None:
         """Show them the topic, and each change; also to one who asks again, as if they were new."""
         self._seats[watcher] = Seat(watcher)
-        self.mark()
+        self.mark(ENDED)
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
@@ -99,9 +107,11 @@ class Reader:
             self._task.cancel()
             self._task = None
 
-    def mark(self, _: str = "") -> None:
-        """It changed."""
+    def mark(self, kind: str = "") -> None:
+        """It changed, or, with ENDED, did so for the last time."""
         self._wake.set()
+        if kind == ENDED:
+            self._at_once.set()
 
     async def _run(self) -> None:
         while True:
@@ -127,12 +137,18 @@ class Reader:
                 await self._wake.wait()
         except TimeoutError:
             pass
+        gap_s = self._read_at_s + GAP_S - time.monotonic()
+        if gap_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(gap_s):
+                    await self._at_once.wait()
         if rest_s := self._allowance.wait_s(time.monotonic()):
             await asyncio.sleep(rest_s)
 
     async def _pass(self) -> None:
         """One reading for all with the same rights; first for those of whom none are known yet."""
         self._wake.clear()
+        self._at_once.clear()
         alike: dict[Rights | None, list[Seat]] = {}
         for seat in self._seats.values():
             alike.setdefault(seat.rights, []).append(seat)
@@ -146,7 +162,8 @@ class Reader:
                 num_sent = sum(
                     self._show(seat, found.by_person[seat.watcher.user_id]) for seat in here
                 )
-                self._allowance.spend(found.took_s + num_sent * SEND_S, time.monotonic())
+                self._read_at_s = time.monotonic()
+                self._allowance.spend(found.took_s + num_sent * SEND_S, self._read_at_s)
 
     def _is_here(self, seat: Seat) -> bool:
         """They did not leave meanwhile, nor ask anew."""

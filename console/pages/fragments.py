@@ -5,8 +5,11 @@ A fragment is (element id, inner HTML), made by the same cells that the page was
 
 from __future__ import annotations
 
+from django.utils.safestring import SafeString
+
 from console import fragments
-from console.clock import db_now
+from console.access import Rights
+from console.clock import db_now, monotonic_s
 from console.fragments import Shown
 from console.notify import fleet_page_of
 from console.pages.backend_cells import backend_cells, backend_row_cells
@@ -24,12 +27,28 @@ from console.templatetags.q_tags import Cells
 
 Fragments = list[tuple[str, str]]
 
+# It is made of all engines, and sent with every topic, also with a job that changes none of them.
+MIXED_KEPT_S = 1.0
+_mixed: dict[Rights, tuple[float, SafeString]] = {}
 
-def _sent(cells: Cells, shown: Shown) -> Fragments:
+
+def _mixed_banner(rights: Rights, kept_s: float) -> SafeString:
+    """The banner of a mixed fleet, so old at most."""
+    now = monotonic_s()
+    made_at, banner = _mixed.get(rights, (-MIXED_KEPT_S, SafeString("")))
+    if now - made_at >= kept_s:
+        banner = mixed_banner(rights)
+        for old in [one for one, (at, _) in _mixed.items() if now - at >= MIXED_KEPT_S]:
+            del _mixed[old]
+        _mixed[rights] = now, banner
+    return banner
+
+
+def _sent(cells: Cells, shown: Shown, mixed_kept_s: float = MIXED_KEPT_S) -> Fragments:
     return [(key, str(html)) for key, html in cells.items()] + [
         ("nav-n", str(nav_count(jobs_open_count(rights=shown.rights)))),
         ("parts", str(parts_banner(shown.parts))),
-        ("mixed", str(mixed_banner(shown.rights))),
+        ("mixed", str(_mixed_banner(shown.rights, mixed_kept_s))),
     ]
 
 
@@ -39,7 +58,7 @@ def _fleet(topic: str, shown: Shown) -> Fragments:
     cells = fleet_cells(views, shown.rights, is_part=bool(q) or len(views) < total)
     for view in views:
         cells |= engine_matrix_cells(view) | backend_row_cells(view, now)
-    return _sent(cells, shown)
+    return _sent(cells, shown, mixed_kept_s=0)
 
 
 def _engine(topic: str, shown: Shown) -> Fragments:

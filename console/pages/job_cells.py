@@ -155,12 +155,9 @@ def ranks_sum(job: Job, rows: list[JobRankResult]) -> SafeString:
     return format_html("{} of {} accounted for", known, len(rows))
 
 
-def rank_section(job: Job, rows: list[JobRankResult]) -> SafeString:
-    """Grid and table; replaced as a whole only when the number of ranks changes."""
-    cells: Cells = {}
+def rank_section(job: Job, rows: list[JobRankResult], cells: Cells) -> SafeString:
+    """Grid and table of those cells; replaced as a whole only when the number of ranks changes."""
     is_update = job.kind in WEIGHT_UPDATES
-    for row in rows:
-        cells |= weight_rank_cells(job, row) if is_update else _rank_cells(job, row)
     return render_to_string(
         "components/weight_ranks.html" if is_update else "components/job_ranks.html",
         {"rows": rows, "cells": cells, "dense": len(rows) > 16},
@@ -175,12 +172,16 @@ def job_cells(
     panel = panel_of_job(job, now, rights)
     weights_panel = weights_panel_of(job, now, rights)
     following = next_of(job)
+    cells_of = weight_rank_cells if job.kind in WEIGHT_UPDATES else _rank_cells
+    rank_cells: Cells = {}
+    for row in rows:
+        rank_cells |= cells_of(job, row)
     cells: Cells = {
         "job-st": state(words.job_word(job), big=True),
         "pending-slot": weights_panel_render(weights_panel)
         if weights_panel is not None
         else panel_render(panel),
-        "job-ranks": rank_section(job, rows),
+        "job-ranks": rank_section(job, rows, rank_cells),
         "ranks-sum": ranks_sum(job, rows),
         "next": format_html(
             '<div class="next {}">{}<p><b>{}</b> {}</p></div>',
@@ -198,11 +199,9 @@ def job_cells(
         "steps": _steps(job, now),
         **storage_cells(job, view, rights),
         **_score_cells(job, rows),
+        **rank_cells,
     }
     cells["undo"] = retry_link(job, rights) + cells["undo"]  # a job has one of them at most
-    for row in rows:
-        is_update = job.kind in WEIGHT_UPDATES
-        cells |= weight_rank_cells(job, row) if is_update else _rank_cells(job, row)
     if weights_panel is not None:
         cells |= weights_panel.cells()
     elif panel is not None:

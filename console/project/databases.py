@@ -23,7 +23,7 @@ SQLITE_OPTIONS = {
 def sqlite_database(path: Path) -> dict[str, Any]:
     """The embedded default."""
     return {
-        "ENGINE": "django.db.backends.sqlite3",
+        "ENGINE": "console.project.sqlite",
         "NAME": str(path),
         "ATOMIC_REQUESTS": False,
         "CONN_MAX_AGE": 0,

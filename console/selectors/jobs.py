@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from django.db.models import Case, OuterRef, Q, QuerySet, Subquery, When
+from django.db.models import OuterRef, Q, QuerySet, Subquery
 
 from console.access import Act, Rights
 from console.choices import (
@@ -177,13 +177,12 @@ def jobs_open_count(*, rights: Rights) -> int:
 
 def job_holder(*, engine: Engine) -> Job | None:
     """The job that a new one would have to wait for: the one at work, else the oldest open one."""
-    rows = (
-        Job.objects.select_related("engine")
-        .filter(engine=engine, state__in=OPEN_STATES)
-        .exclude(kind__in=SHARED_KINDS)
-    )
-    waits = Case(When(state__in=sorted(HOLDING_STATES), then=0), default=1)
-    return rows.order_by(waits, "created_at", "id").first()
+    rows = Job.objects.filter(engine=engine, state__in=OPEN_STATES).exclude(kind__in=SHARED_KINDS)
+    # At most one is at work, and mostly there is none at all.
+    found = list(rows.order_by("created_at", "id").values_list("pk", "state"))
+    at_work = next((pk for pk, state in found if state in HOLDING_STATES), None)
+    pk = at_work or (found[0][0] if found else None)
+    return Job.objects.select_related("engine").filter(pk=pk).first() if pk else None
 
 
 def job_waits(job: Job) -> bool:

@@ -187,7 +187,8 @@ def job_doorbell(job: Job, now: datetime) -> None:
 
 def job_announce(job: Job) -> None:
     """Hint, once the transaction is committed, that the job changed."""
-    transaction.on_commit(partial(notify.job_changed, job.pk), robust=True)
+    has_ended = job.state in TERMINAL_STATES
+    transaction.on_commit(partial(notify.job_changed, job.pk, has_ended=has_ended), robust=True)
 
 
 def job_move(
@@ -272,8 +273,8 @@ def job_let_next(*, engine_pk: int, now: datetime) -> Job | None:
         kind__in=SHARED_KINDS
     )
     # One that is not blocked comes first, and then none of those that are may go.
-    job = open_jobs.order_by("blocked", "created_at", "id").first()
-    return job_unblock(job_id=job.pk, now=now) if job is not None and job.blocked else None
+    first = open_jobs.order_by("blocked", "created_at", "id").values_list("pk", "blocked").first()
+    return job_unblock(job_id=first[0], now=now) if first is not None and first[1] else None
 
 
 def job_unblock(*, job_id: UUID, now: datetime) -> Job | None:

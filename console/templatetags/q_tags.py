@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache, lru_cache
 
 from django import template
 from django.template import Context
@@ -75,6 +76,7 @@ STATES: Mapping[str, tuple[str, str, str]] = {
 
 
 @register.simple_tag
+@cache
 def icon(name: str) -> SafeString:
     """One icon of the sprite, decorative."""
     return format_html(
@@ -85,6 +87,7 @@ def icon(name: str) -> SafeString:
 
 
 @register.simple_tag
+@lru_cache(maxsize=1024)
 def tile(word: str, title: str = "") -> SafeString:
     """Pattern and icon of a state word; the word itself stands beside it."""
     tone, pattern, glyph = STATES[word]

@@ -1,0 +1,143 @@
+"""SQLite with kept connections, as the pool of PostgreSQL has them.
+
+Each request and each job has a thread of its own, and Django opens a connection for each thread.
+Opening one costs as much as several queries: the file, its settings, its schema read anew, and
+every statement prepared again. docs/decisions/0026-kept-sqlite-connections.md
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sqlite3
+import threading
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any  # Django's backends have no types of their own
+
+from django.db.backends.sqlite3 import base
+
+MAX_KEPT = 16  # a process; more at once are opened, and closed again
+
+
+@dataclass(frozen=True)
+class _File:
+    """Which file a connection has open: the path alone may name another one meanwhile."""
+
+    path: str
+    device: int
+    inode: int
+
+
+def _file_at(path: str) -> _File | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return _File(path, found.st_dev, found.st_ino)
+
+
+@dataclass
+class _Kept:
+    """This process's free connections, the last used first, with the file of each."""
+
+    pid: int = field(default_factory=os.getpid)
+    free: list[tuple[_File, sqlite3.Connection]] = field(default_factory=list)
+
+
+_kept = _Kept()
+_forgotten: list[_Kept] = []  # a parent's: SQLite forbids a child to touch them, also to close them
+_lock = threading.Lock()
+
+
+def _kept_here() -> _Kept:
+    """Call it with the lock."""
+    global _kept
+    if _kept.pid != os.getpid():
+        _forgotten.append(_kept)
+        _kept = _Kept()
+    return _kept
+
+
+def _after_fork() -> None:
+    """The lock may have been held by a thread that the child does not have."""
+    global _lock
+    _lock = threading.Lock()
+
+
+def _close_kept() -> None:
+    """At the end of the process: the last one to close a file also brings its log into it."""
+    with _lock:
+        free, _kept_here().free = _kept_here().free, []
+    for _, connection in free:
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_close_kept)
+
+
+def _take(file: _File) -> sqlite3.Connection | None:
+    """A free connection to this very file; those to what was at its path before are closed."""
+    with _lock:
+        kept = _kept_here()
+        stale = [one for one in kept.free if one[0].path == file.path and one[0] != file]
+        kept.free = [one for one in kept.free if one not in stale]
+        mine = [one for one in kept.free if one[0] == file]
+        if mine:
+            kept.free.remove(mine[-1])
+    for _, connection in stale:
+        connection.close()
+    return mine[-1][1] if mine else None
+
+
+def _keep(file: _File, connection: sqlite3.Connection) -> bool:
+    """False when there are enough."""
+    with _lock:
+        kept = _kept_here()
+        if len(kept.free) >= MAX_KEPT:
+            return False
+        kept.free.append((file, connection))
+        return True
+
+
+class DatabaseWrapper(base.DatabaseWrapper):  # type: ignore[misc]  # it has no types
+    """Django's, but for where connections come from and go to."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._file: _File | None = None
+        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
+        """A kept one, else a new one."""
+        path = str(conn_params["database"])
+        self._file = _file_at(path)
+        if self._file is not None and (kept := _take(self._file)):
+            return kept
+        made: sqlite3.Connection = super().get_new_connection(conn_params)
+        if self._file is None:
+            self._file = _file_at(path)  # it was made with it
+        return made
+
+    def create_cursor(self, name: str | None = None) -> sqlite3.Cursor:
+        """A cursor; one that is still read from would hold the connection to its old moment."""
+        cursor: sqlite3.Cursor = super().create_cursor(name)
+        self._cursors.add(cursor)
+        return cursor
+
+    def _close(self) -> None:
+        """Keep it for the next thread, unless something went wrong with it."""
+        connection: sqlite3.Connection = self.connection
+        cursors, self._cursors = list(self._cursors), weakref.WeakSet()
+        with self.wrap_database_errors:
+            try:
+                for cursor in cursors:
+                    cursor.close()
+                connection.rollback()
+                is_fit = not self.errors_occurred
+            except sqlite3.Error:
+                is_fit = False
+            if not (is_fit and self._file and _keep(self._file, connection)):
+                connection.close()
