@@ -25,6 +25,7 @@ from console.exceptions import Invalid, JobNotFound
 from console.models import Engine, Job
 from console.selectors.access import engines_with, sees_engine
 from console.selectors.engines import engine_named
+from console.selectors.moment import one_moment
 
 PAGE_ITEMS = 50
 
@@ -73,7 +74,8 @@ def job_get(*, job_id: UUID, rights: Rights) -> Job:
     Raises JobNotFound, also for one that is there for others only; Forbidden without any role.
     """
     rights.require(Act.READ)
-    job = _rows().filter(pk=job_id).first()
+    with one_moment():
+        job = _rows().filter(pk=job_id).first()
     if job is None or not sees_engine(rights, job.engine):
         raise JobNotFound(f"no job has the id {job_id}")
     return job
@@ -127,7 +129,8 @@ def job_list(
         if when.tzinfo is None:
             raise Invalid("cursor is not one that this list gave")
         rows = rows.filter(Q(created_at__lt=when) | Q(created_at=when, id__lt=last_id))
-    items = list(rows[: limit + 1])
+    with one_moment():
+        items = list(rows[: limit + 1])
     more = len(items) > limit
     items = items[:limit]
     return Page(
@@ -143,7 +146,8 @@ def jobs_open(*, rights: Rights, engine_name: str | None = None) -> list[Job]:
     rows = _seen(_rows(), rights).filter(state__in=OPEN_STATES)
     if engine_name is not None:
         rows = rows.filter(engine__name=engine_name)
-    return list(rows)
+    with one_moment():
+        return list(rows)
 
 
 def jobs_pending(*, rights: Rights) -> list[Job]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from django.db import connection
 
@@ -12,20 +13,27 @@ _BEGIN = {
     "sqlite": "BEGIN DEFERRED",
     "postgresql": "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
 }
+_is_inside: ContextVar[bool] = ContextVar("one_moment", default=False)
 
 
 @contextmanager
 def one_moment() -> Iterator[None]:
-    """All that is read inside is as of one moment. Nobody waits for it; nothing may be written."""
-    if connection.in_atomic_block:  # whoever opened that one decides
+    """All that is read inside is as of one moment. Nobody waits for it; nothing may be written.
+
+    Inside another one, or a transaction, it is as of that one's.
+    """
+    if _is_inside.get() or connection.in_atomic_block:
         yield
         return
     with connection.cursor() as cursor:
         cursor.execute(_BEGIN[connection.vendor])
+    token = _is_inside.set(True)
     try:
         yield
     except BaseException:
         connection.close()  # ends it, also when the database does not answer any more
         raise
+    finally:
+        _is_inside.reset(token)
     with connection.cursor() as cursor:
         cursor.execute("COMMIT")

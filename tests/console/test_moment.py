@@ -7,8 +7,10 @@ import threading
 import pytest
 from django.db import DatabaseError, connection
 
+from console.access import EVERYTHING
 from console.consumers.topics import topic_read_for
 from console.models import User
+from console.selectors.jobs import job_list, jobs_pending
 from console.selectors.moment import one_moment
 
 NAME = "moment-test"
@@ -61,6 +63,33 @@ def test_a_fault_inside_ends_it(committed):
         raise KeyError
     with one_moment():
         assert count() == 0
+
+
+def test_one_inside_another_is_as_of_that_one(committed):
+    with one_moment():
+        assert count() == 0
+        commit_beside(1)
+        with one_moment():
+            assert count() == 0
+        assert count() == 0
+    assert count() == 1
+
+
+@pytest.mark.parametrize(
+    "read", [lambda: job_list(rights=EVERYTHING), lambda: jobs_pending(rights=EVERYTHING)]
+)
+def test_jobs_are_read_so_also_by_pages_and_rest(committed, read):
+    """What is read of a job after its row is of the row's moment."""
+    said = []
+
+    def hook(execute, sql, params, many, context):
+        said.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(hook):
+        read()
+    assert said[0] == "BEGIN DEFERRED"
+    assert said[-1] == "COMMIT"
 
 
 def test_a_topic_is_read_so(committed, valkey):
