@@ -58,7 +58,7 @@ class LlamaCPU:
         """Take a library that was compiled for `dtype`, `page_size` and the model's head_dim."""
         self._config = config
         self._dtype = dtype
-        self._library = library
+        self.library = library
         self.kv_layout = KVLayout(
             config.num_kv_heads, config.head_dim, page_size, dtype, is_interleaved=True
         )
@@ -79,7 +79,7 @@ class LlamaCPU:
             )
         self._top.embed.copy_(top.embed)
         self._top.norm.copy_(top.norm)
-        self._library.pack(top.head, out=self._top.head)
+        self.library.pack(top.head, out=self._top.head)
         for index in range(self._config.num_layers):
             self._load_layer(index, layer_weights(source, self._config, index, self._dtype))
 
@@ -98,7 +98,7 @@ class LlamaCPU:
                     k_norm=self._like_if(new.k_norm),
                 )
             )
-        kept, pack = self._layers[index], self._library.pack
+        kept, pack = self._layers[index], self.library.pack
         kept.norm1.copy_(new.norm1)
         kept.norm2.copy_(new.norm2)
         for name in OPTIONAL:
@@ -117,7 +117,7 @@ class LlamaCPU:
         return None if tensor is None else self._like(tensor)
 
     def _packed_like(self, weight: torch.Tensor) -> torch.Tensor:
-        return self._arena.zeros((self._library.packed_elements(weight),), weight.dtype)
+        return self._arena.zeros((self.library.packed_elements(weight),), weight.dtype)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor under its name, unpacked from what is computed with."""
@@ -141,7 +141,7 @@ class LlamaCPU:
             yield from named_layer(dense, c, index)
 
     def _dense(self, packed: torch.Tensor, n: int, k: int, *, halves: bool = False) -> torch.Tensor:
-        return self._library.unpack(packed, (n, k), halves=halves)
+        return self.library.unpack(packed, (n, k), halves=halves)
 
     def bind(self, pool: DevicePool) -> None:
         """Point the library at the weights and at `pool`."""
@@ -154,7 +154,7 @@ class LlamaCPU:
             tensors = [getattr(weights, name) for name in TENSORS]
             tensors += [pool.k[index], pool.v[index]]
             pointers = [None if t is None else t.data_ptr() for t in tensors]
-            self._library.set_layer(self._handle, index, ctypes.byref(CLayer(*pointers)))
+            self.library.set_layer(self._handle, index, ctypes.byref(CLayer(*pointers)))
 
     def unbind(self) -> None:
         """Let go of the pool; the library is told of another before the next step."""
@@ -167,10 +167,10 @@ class LlamaCPU:
             c.rms_norm_eps,
         )  # fmt: skip
         tables = CTables(*(t.data_ptr() for t in (top.embed, top.norm, top.head, *self._rope)))
-        handle: int | None = self._library.new(ctypes.byref(shape), ctypes.byref(tables))
+        handle: int | None = self.library.new(ctypes.byref(shape), ctypes.byref(tables))
         if handle is None:
             raise MemoryError("no memory for the CPU model")
-        weakref.finalize(self, self._library.free, handle)
+        weakref.finalize(self, self.library.free, handle)
         return handle
 
     def greedy(self, inputs: StepInputs) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -193,7 +193,7 @@ class LlamaCPU:
         rows = hidden.shape[0]
         out = torch.empty(rows, self._config.vocab_size)
         is_finite = torch.empty(rows, dtype=torch.bool)
-        self._library.logits(self._handle, hidden.contiguous(), out, is_finite)
+        self.library.logits(self._handle, hidden.contiguous(), out, is_finite)
         return out, is_finite.numpy()
 
     def _forward(
@@ -226,5 +226,5 @@ class LlamaCPU:
             ctypes.pointer(stalled_ns),
         )
         start = time.perf_counter()
-        self._library.forward(self._handle, step)
+        self.library.forward(self._handle, step)
         self._team.stepped(threads, stalled_ns.value / 1e9, time.perf_counter() - start)

@@ -92,7 +92,8 @@ class ModelRunner:
         self.resume_kv()
         self._device = placement.device
         self.num_empty_cache = 0
-        self._sampler = Sampler(seed)
+        model = self._model
+        self._sampler = Sampler(seed, model.library if isinstance(model, LlamaCPU) else None)
         self._is_poisoning = is_poisoning
         self.page_size = page_size
         self.context_len = min(context_len or config.context_len, config.context_len)

@@ -2,7 +2,8 @@
 
 Follows SGLang: frequency and presence penalties count output tokens only, the repetition penalty
 prompt and output; then min_new_tokens, then logit_bias, then temperature, top_k, top_p and min_p,
-each judged on the same distribution. Knows no model and no KV; leaves the logits as they are.
+each judged on the same distribution. Draws with the CPU's compiled kernel where there is one, else
+with torch. Knows no model and no KV; leaves the logits as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 
 from engine.ipc.sampling import SamplingParams
+from engine.kernels.cpu.library import CDraw, CPULibrary
 from engine.models.forward_batch import SampleSpec
 
 # Below this SGLang takes the most likely token, too: dividing by it would overflow.
@@ -46,9 +48,13 @@ def is_plain_greedy(spec: SampleSpec) -> bool:
 class Sampler:
     """Draws tokens. Its only state is the generator behind requests without a seed."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        """Start the generator of unseeded draws; None takes the system's entropy."""
+    def __init__(self, seed: int | None = None, library: CPULibrary | None = None) -> None:
+        """Start the generator of unseeded draws; None takes the system's entropy.
+
+        With `library` logits are on the CPU, and it draws.
+        """
         self._random = random.Random(seed)  # noqa: S311 (sampling is no secret)
+        self._library = library
 
     def sample(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
         """Return a token per row of raw fp32 `logits` (R, V), finite, on any device."""
@@ -71,9 +77,16 @@ class Sampler:
     def _draw(
         self, logits: torch.Tensor, rows: list[int], specs: Sequence[SampleSpec]
     ) -> list[int]:
-        """Draw for `rows`, grouped by how many tokens must be sorted for them."""
+        """Draw for `rows`."""
         vocab = logits.shape[1]
         points = [self._uniform(specs[row]) for row in rows]  # in the batch's order
+        if not rows:
+            return []
+        if self._library is not None:
+            asked = [specs[row].params for row in rows]
+            draws = [_compiled(*one, vocab) for one in zip(asked, points, strict=True)]
+            return self._library.draw(logits, rows, draws)
+        # With torch, grouped by how many tokens must be sorted for them.
         groups: dict[int, list[int]] = defaultdict(list)
         for index, row in enumerate(rows):
             groups[_sorted_tokens(specs[row].params, vocab)].append(index)
@@ -89,6 +102,11 @@ class Sampler:
     def _uniform(self, spec: SampleSpec) -> float:
         seed = spec.params.seed
         return self._random.random() if seed is None else uniform(seed, len(spec.output_ids))
+
+
+def _compiled(params: SamplingParams, point: float, vocab: int) -> CDraw:
+    top_k = params.top_k if params.top_k > 0 else vocab
+    return CDraw(params.temperature, top_k, params.top_p, params.min_p, point)
 
 
 def uniform(seed: int, step: int) -> float:

@@ -21,7 +21,10 @@ from engine.log import get_logger
 
 log = get_logger()
 
-SOURCES = ("step.cpp", "stages.h", "attention.h", "gemm.h", "team.h", "element.h", "simd.h")
+SOURCES = (
+    *("step.cpp", "stages.h", "attention.h", "gemm.h", "sample.h"),
+    *("team.h", "element.h", "simd.h"),
+)
 # Never -ffast-math: a library linked with it turns on flush-to-zero for the whole process. Nor
 # -fassociative-math: sums must not be reordered, so that a row's result is the same in any batch.
 FLAGS = (

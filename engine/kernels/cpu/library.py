@@ -7,7 +7,8 @@ because a wrong index here is memory corruption, not an exception. Calls release
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
@@ -74,6 +75,18 @@ class CStep(Structure):
     )
 
 
+class CDraw(Structure):
+    """How a token is drawn from a row."""
+
+    _fields_ = (
+        ("temperature", c_float),
+        ("top_k", c_int64),  # the vocabulary's size: no limit
+        ("top_p", c_double),  # 1: no limit
+        ("min_p", c_double),  # 0: no limit
+        ("point", c_double),  # in [0, 1)
+    )
+
+
 PANEL_COLUMNS = 32  # PANEL of gemm.h
 
 
@@ -97,6 +110,11 @@ class CPULibrary:
         self._forward.argtypes = [c_void_p, POINTER(CStep)]
         self._logits = lib.quiesce_logits
         self._logits.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+        self._draw = lib.quiesce_draw
+        self._draw.argtypes = [
+            *(c_void_p, c_int64, POINTER(c_int64), POINTER(CDraw), c_int64, c_int64),
+            POINTER(c_int64),
+        ]
         self._packed_elements = lib.quiesce_packed_elements
         self._packed_elements.argtypes = [c_int64, c_int64]
         self._packed_elements.restype = c_int64
@@ -130,6 +148,22 @@ class CPULibrary:
                 model, hidden.data_ptr(), rows, threads, out.data_ptr(), is_finite.data_ptr()
             )
         )
+
+    def draw(
+        self, logits: torch.Tensor, rows: Sequence[int], draws: Sequence[CDraw]
+    ) -> list[int]:
+        """Return a token for each of `rows` of fp32 `logits` (R, V), drawn as the draw of the same
+        place says: -inf is never drawn. Raises MemoryError.
+        """
+        count, vocab = len(rows), logits.shape[1]
+        assert logits.is_contiguous() and logits.dtype == torch.float32 and vocab < 2**31
+        tokens = (c_int64 * count)()
+        status = self._draw(
+            *(logits.data_ptr(), vocab, (c_int64 * count)(*rows), (CDraw * count)(*draws)),
+            *(count, torch.get_num_threads(), tokens),
+        )
+        _check(status)
+        return list(tokens)
 
     def packed_elements(self, weight: torch.Tensor) -> int:
         """Return how many numbers `weight` (n, k) takes when packed: n is rounded up."""

@@ -3,6 +3,7 @@
 // outlives their versions. `library.py` declares the same structs and owns all memory but scratch.
 #include <new>
 
+#include "sample.h"
 #include "stages.h"
 
 namespace {
@@ -182,6 +183,25 @@ int quiesce_logits(Model* model, const T* hidden, int64_t rows, int64_t threads,
          Logits{logits, s.vocab, best.value.data() + at, best.arg.data() + at, best.bad.data() + at});
   });
   best.join(rows, size, nullptr, is_finite);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
+}
+
+// tokens: [count], drawn from the named rows of logits [..][vocab]. Each row's is the same whatever
+// is drawn beside it.
+int quiesce_draw(const float* logits, int64_t vocab, const int64_t* rows, const Draw* draws,
+                 int64_t count, int64_t threads, int64_t* tokens) try {
+  static thread_local std::vector<Drawer> drawers;  // one a member of the team, kept for the next step
+  const int64_t size = std::min(threads, count);
+  if (int64_t(drawers.size()) < size) drawers.resize(size);
+  for (Drawer& drawer : drawers) drawer.reserve(vocab);
+  Drawer* each = drawers.data();
+  std::atomic<int64_t> next{0};
+  run_team(size, [&](Team t) {
+    for (int64_t i; (i = next.fetch_add(1)) < count;)
+      tokens[i] = each[t.id].draw(logits + rows[i] * vocab, vocab, draws[i]);
+  });
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;

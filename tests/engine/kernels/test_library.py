@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu.build import LibraryShape, build_library, cpu_flags
-from engine.kernels.cpu.library import CPULibrary, CTokens
+from engine.kernels.cpu.library import CDraw, CPULibrary, CTokens
 from engine.kernels.paged_attention import AttentionPlan, ExtendPart, attend
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE, CONTEXT = 6, 2, 64, 16, 700
@@ -134,6 +134,11 @@ def test_older_cpus_get_the_same_results(cpu_ext_dir: Path, march: str, dtype: t
     check_linear(lib, dtype, 25)
     found, expected = random_step(lib, dtype, 5)
     assert (found.double() - expected).abs().max() < BOUND[dtype]
+    logits = torch.randn(9, 1003, generator=torch.Generator().manual_seed(1)) * 4
+    how = [CDraw(0.7, 40 if row % 3 else 1003, 0.9, 0.01 * (row % 2), row / 9) for row in range(9)]
+    assert lib.draw(logits, range(9), how) == library(cpu_ext_dir, dtype).draw(
+        logits, range(9), how
+    )
 
 
 def test_denormal_numbers_survive_loading_and_running(cpu_ext_dir: Path) -> None:

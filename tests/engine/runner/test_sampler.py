@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from engine.ipc.sampling import SamplingParams
+from engine.kernels.cpu.build import LibraryShape, build_library
+from engine.kernels.cpu.library import CPULibrary
 from engine.models.forward_batch import SampleSpec
 from engine.runner import sampler
 from engine.runner.sampler import Sampler, draw_rows, is_greedy, is_plain_greedy, uniform
@@ -29,12 +33,41 @@ def random_logits(rows: int = 1, vocab: int = VOCAB, seed: int = 0) -> torch.Ten
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def drawn(logits: torch.Tensor, count: int, **params: object) -> Counter[int]:
+Draws = Callable[[torch.Tensor, list[SamplingParams], list[float]], list[int]]
+
+
+def draws_torch(
+    logits: torch.Tensor, params: list[SamplingParams], points: list[float]
+) -> list[int]:
+    """All with the same filters."""
+    return draw_rows(logits, params, points, sampler._sorted_tokens(params[0], logits.shape[1]))
+
+
+@pytest.fixture(params=["torch", "compiled"])
+def draws(request: pytest.FixtureRequest, cpu_ext_dir: Path) -> Draws:
+    """Draw a token a row, by either."""
+    if request.param == "torch":
+        return draws_torch
+    path = build_library(cpu_ext_dir, LibraryShape(16, 64, 16))
+    if path is None:
+        pytest.skip("this machine cannot build the compiled kernels")
+    library = CPULibrary(path)
+
+    def compiled(
+        logits: torch.Tensor, params: list[SamplingParams], points: list[float]
+    ) -> list[int]:
+        asked = [
+            sampler._compiled(*one, logits.shape[1]) for one in zip(params, points, strict=True)
+        ]
+        return library.draw(logits.contiguous(), range(len(logits)), asked)
+
+    return compiled
+
+
+def drawn(draws: Draws, logits: torch.Tensor, count: int, **params: object) -> Counter[int]:
     """Draw from one row `count` times, at evenly spread points of the distribution."""
     points = [(i + 0.5) / count for i in range(count)]
-    asked = SamplingParams(**params)
-    width = sampler._sorted_tokens(asked, logits.shape[1])
-    return Counter(draw_rows(logits.expand(count, -1), [asked] * count, points, width))
+    return Counter(draws(logits.expand(count, -1), [SamplingParams(**params)] * count, points))
 
 
 @pytest.mark.parametrize("params", [{"temperature": t} for t in (0.0, -0.0, 1e-7)] + [{"top_k": 1}])
@@ -69,9 +102,9 @@ def test_only_greedy_requests_that_nothing_changes_are_plain() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
+def test_tokens_come_as_often_as_the_softmax_says(draws: Draws, temperature: float) -> None:
     logits, count = random_logits(), 20000
-    found = drawn(logits, count, temperature=temperature)
+    found = drawn(draws, logits, count, temperature=temperature)
     probs = (logits[0].double() / temperature).softmax(0)
     assert all(abs(found[i] - count * probs[i]) < 2.01 for i in range(VOCAB))
 
@@ -90,12 +123,14 @@ def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
         ({"top_k": 3, "top_p": 0.95, "min_p": 0.6}, 2),
     ],
 )
-def test_filters_keep_the_most_likely_tokens_in_proportion(params: dict, allowed: int) -> None:
+def test_filters_keep_the_most_likely_tokens_in_proportion(
+    draws: Draws, params: dict, allowed: int
+) -> None:
     probs = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05])
     order = torch.tensor([300, 20, 999, 4, 0])
     logits = torch.full((1, VOCAB), -60.0)
     logits[0, order] = probs.log()
-    found = drawn(logits, 4000, **params)
+    found = drawn(draws, logits, 4000, **params)
     kept = probs[:allowed] / probs[:allowed].sum()
     assert set(found) == set(order[:allowed].tolist())
     for token, share in zip(order.tolist(), kept.tolist(), strict=False):
@@ -116,17 +151,63 @@ def test_a_temperature_near_zero_does_not_overflow() -> None:
     assert Sampler(0).sample(logits, [spec(temperature=1e-6)]) == [int(logits.argmax())]
 
 
-def test_no_point_draws_a_token_of_probability_zero() -> None:
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9999}, {"min_p": 0.01}, {"top_k": 5}])
+def test_no_point_draws_a_token_of_probability_zero(draws: Draws, params: dict) -> None:
     logits = torch.full((1, VOCAB), float("-inf"))
     logits[0, 3] = 0.0
     logits[0, 300] = 0.0
     extremes = [0.0, 0.5 - 2.0**-53, 0.5, 1.0 - 2.0**-53]
-    for width in (0, VOCAB):
-        asked = [SamplingParams()] * 4
-        assert draw_rows(logits.expand(4, -1), asked, extremes, width) == [3, 3, 300, 300]
+    asked = [SamplingParams(**params)] * 4
+    assert draws(logits.expand(4, -1), asked, extremes) == [3, 3, 300, 300]
 
 
-def test_a_seeded_token_depends_on_seed_and_step_and_not_on_the_batch() -> None:
+SETTINGS = (
+    *({}, {"top_k": 1}, {"top_k": 7}, {"top_k": 500}, {"top_p": 0.1}, {"top_p": 0.9}),
+    *({"top_p": 0.9999}, {"min_p": 1e-6}, {"min_p": 0.2}, {"top_p": 0.95, "top_k": 50}),
+    *({"top_p": 0.8, "min_p": 0.01, "top_k": 12}, {"temperature": 3.0, "top_p": 0.97}),
+)
+
+
+@pytest.mark.parametrize("vocab", [1, 15, 16, 255, 256, 257, 4099])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0, 300.0])
+def test_a_point_falls_where_a_full_sort_in_double_puts_it(
+    draws: Draws, vocab: int, spread: float
+) -> None:
+    """At any size and shape of distribution. Of tokens as likely as each other, any may be it."""
+    generator = torch.Generator().manual_seed(vocab)
+    compared = 0
+    for params in SETTINGS:
+        asked = SamplingParams(**params)
+        if is_greedy(asked):
+            continue
+        logits = torch.randn(20, vocab, generator=generator) * spread
+        points = torch.rand(20, generator=generator, dtype=torch.float64).tolist()
+        found = draws(logits, [asked] * 20, points)
+        for row, token, point in zip(logits, found, points, strict=True):
+            probs = (row.double() / asked.temperature).softmax(0)
+            expected, from_edge = by_the_rules(probs, asked, point)
+            if from_edge > 1e-5:
+                compared += 1
+                likely = float(probs[expected])
+                assert float(probs[token]) == pytest.approx(likely, rel=1e-4), (params, point)
+    assert compared > 150 or spread == 0.0
+
+
+def by_the_rules(probs: torch.Tensor, asked: SamplingParams, point: float) -> tuple[int, float]:
+    """The token at `point`, and how far that is from where another one's begins."""
+    is_sorted = 0 < asked.top_k < len(probs) or asked.top_p < 1 or asked.min_p > 0
+    order = probs.argsort(descending=True, stable=True) if is_sorted else torch.arange(len(probs))
+    these = probs[order]
+    is_kept = these >= asked.min_p * these.max()
+    is_kept &= these.cumsum(0) - these <= asked.top_p + 1e-12
+    if asked.top_k > 0:
+        is_kept &= torch.arange(len(these)) < asked.top_k
+    ends = (these * is_kept).cumsum(0) / (these * is_kept).sum()
+    place = min(int((ends <= point).sum()), len(ends) - 1)
+    return int(order[place]), float((ends - point).abs().min())
+
+
+def test_a_seeded_token_depends_on_seed_and_step_and_not_on_the_batch(draws: Draws) -> None:
     logits = random_logits(6)
     wanted = spec(seed=11, output=[1, 2, 3])
     alone = Sampler(1).sample(logits[2:3], [wanted])
