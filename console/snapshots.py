@@ -109,10 +109,11 @@ def nudge_put() -> None:
     client.ltrim(f"{PREFIX}:nudge", 0, 0)
 
 
-def nudge_wait(timeout_s: float) -> None:
-    """Return at the next nudge, or after `timeout_s` (below Redis' socket timeout)."""
+def nudge_wait(timeout_s: float) -> bool:
+    """Return at the next nudge (True), or after `timeout_s` (below Redis' socket timeout)."""
     started = time.monotonic()
     try:
-        redis_client().blpop([f"{PREFIX}:nudge"], timeout=timeout_s)
+        return redis_client().blpop([f"{PREFIX}:nudge"], timeout=timeout_s) is not None
     except redis.RedisError:
         time.sleep(max(0.0, timeout_s - (time.monotonic() - started)))
+        return False

@@ -11,6 +11,9 @@ from console.tasks.reconcile import Reconciler
 log = structlog.get_logger(__name__)
 
 PASS_EVERY_S = 1.0
+# An operation has ended, and nearly always a worker that follows it is writing that down. What it
+# does not write is looked for after it, and not at the same time on the same cores.
+AFTER_END_S = 0.2
 
 
 class Command(BaseCommand):
@@ -28,4 +31,5 @@ class Command(BaseCommand):
                 beat_put("reconciler")
             except redis.RedisError as error:
                 log.debug("no sign of life", error=repr(error))
-            nudge_wait(PASS_EVERY_S)
+            if nudge_wait(PASS_EVERY_S):
+                stop.wait(AFTER_END_S)
