@@ -149,9 +149,7 @@ class CPULibrary:
             )
         )
 
-    def draw(
-        self, logits: torch.Tensor, rows: Sequence[int], draws: Sequence[CDraw]
-    ) -> list[int]:
+    def draw(self, logits: torch.Tensor, rows: Sequence[int], draws: Sequence[CDraw]) -> list[int]:
         """Return a token for each of `rows` of fp32 `logits` (R, V), drawn as the draw of the same
         place says: -inf is never drawn. Raises MemoryError.
         """
