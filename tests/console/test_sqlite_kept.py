@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import sqlite3
 import threading
+import time
 
 import pytest
-from django.db import DatabaseError
+from django.db import DatabaseError, OperationalError
 
 from console.project.databases import sqlite_database
 from console.project.sqlite import base
@@ -47,6 +50,15 @@ def run(database, sql):
     with database.cursor() as cursor:
         cursor.execute(sql)
         return cursor.fetchall()
+
+
+@contextlib.contextmanager
+def transaction_on(database):
+    """As `atomic()` does, which finds connections by alias."""
+    database.ensure_connection()
+    database._start_transaction_under_autocommit()
+    yield
+    run(database, "COMMIT")
 
 
 def raw(path):
@@ -161,3 +173,41 @@ def test_the_settings_are_those_of_every_connection(path):
         assert run(database, "PRAGMA foreign_keys") == [(1,)]
         assert run(database, "PRAGMA recursive_triggers") == [(1,)]
         assert run(database, "PRAGMA synchronous") == [(2,)]
+
+
+def test_whoever_holds_the_lock_is_not_stopped_by_what_failed_for_one_who_waits(path):
+    """A cursor that dies resets its statement, with Python's lock held, and waits for its
+    connection; that one waits for the file's lock. What failed must not die that way."""
+    waits, said = threading.Event(), []
+
+    def fail_then_wait():
+        with one(path) as database:
+            run(database, "PRAGMA busy_timeout = 1")
+            cycle = []
+            try:
+                with transaction_on(database):
+                    pass
+            except OperationalError as error:
+                cycle += [cycle, error]  # garbage that only the collector finds
+            del cycle
+            run(database, "PRAGMA busy_timeout = 20000")
+            waits.set()
+            with transaction_on(database):
+                run(database, "INSERT INTO t VALUES (1)")
+                said.append("done")
+
+    thread = threading.Thread(target=fail_then_wait)
+    with one(path) as database, transaction_on(database):
+        run(database, "INSERT INTO t VALUES (2)")
+        gc.disable()
+        try:
+            thread.start()
+            assert waits.wait(20)
+            time.sleep(0.2)  # it is in SQLite by now; if not, this finds nothing
+            began = time.monotonic()
+            gc.collect()
+            took_s = time.monotonic() - began
+        finally:
+            gc.enable()
+    thread.join()
+    assert said == ["done"], f"collected for {took_s:.0f} s, until the other one gave up"

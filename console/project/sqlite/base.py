@@ -102,6 +102,32 @@ def _keep(file: _File, connection: sqlite3.Connection) -> bool:
         return True
 
 
+class Cursor(base.SQLiteCursorWrapper):  # type: ignore[misc]  # it has no types
+    """Django's, but closed at once when a statement fails.
+
+    One that is left to the garbage collector resets its statement while it holds Python's own lock,
+    and for that waits for its connection. Where that one waits for the file's lock, and the
+    collector runs in the thread that has it, the whole process stood still until a wait of 20 s was
+    over. Django's errors are such garbage: each leads back to itself.
+    """
+
+    def execute(self, query: str, params: Any = None) -> Any:
+        """One statement."""
+        try:
+            return super().execute(query, params)
+        except BaseException:
+            self.close()
+            raise
+
+    def executemany(self, query: str, param_list: Any) -> Any:
+        """A statement for each of these."""
+        try:
+            return super().executemany(query, param_list)
+        except BaseException:
+            self.close()
+            raise
+
+
 class DatabaseWrapper(base.DatabaseWrapper):  # type: ignore[misc]  # it has no types
     """Django's, but for where connections come from and go to."""
 
@@ -123,7 +149,7 @@ class DatabaseWrapper(base.DatabaseWrapper):  # type: ignore[misc]  # it has no 
 
     def create_cursor(self, name: str | None = None) -> sqlite3.Cursor:
         """A cursor; one that is still read from would hold the connection to its old moment."""
-        cursor: sqlite3.Cursor = super().create_cursor(name)
+        cursor: sqlite3.Cursor = self.connection.cursor(factory=Cursor)
         self._cursors.add(cursor)
         return cursor
 
