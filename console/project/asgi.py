@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from django.core.asgi import get_asgi_application
+import django
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.project.settings")
-django_app = get_asgi_application()
+django.setup(set_prefix=False)
 
 # Only after Django is set up can anything that names a model be imported.
 from channels.auth import AuthMiddlewareStack  # noqa: E402
@@ -20,6 +20,7 @@ from console.consumers.hub import Hub  # noqa: E402
 from console.consumers.live import LiveConsumer  # noqa: E402
 from console.consumers.origin import SameOrigin, refuse  # noqa: E402
 from console.pages.fragments import register_all  # noqa: E402
+from console.project.handler import OneThreadHandler  # noqa: E402
 from console.project.limits import BodyLimit  # noqa: E402
 from console.project.threads import take_turns  # noqa: E402
 
@@ -33,7 +34,7 @@ take_turns()
 application = ProtocolTypeRouter(
     {
         "http": BodyLimit(
-            django_app, settings.MAX_BODY_BYTES, {"/api/v1/uploads/": settings.PIECE_BYTES}
+            OneThreadHandler(), settings.MAX_BODY_BYTES, {"/api/v1/uploads/": settings.PIECE_BYTES}
         ),
         "websocket": SameOrigin(
             AuthMiddlewareStack(
