@@ -8,8 +8,12 @@ from django.test.utils import CaptureQueriesContext
 
 from console.actors import Actor
 from console.choices import JobState
+from console.consumers.topics import topic_read
 from console.models import Job, JobRankResult
+from console.pages import fragments
+from console.selectors.access import rights_of
 from console.services.engines import engine_register
+from tests.console.pages.conftest import rank_view
 
 
 def queries(page, path: str) -> int:
@@ -68,6 +72,28 @@ def test_a_job_page_costs_the_same_for_many_ranks_and_entries(page, ask):
     for rank in range(8):
         JobRankResult.objects.create(job=job, dp_rank=rank, state="waiting")
     assert queries(page, f"/jobs/{job.pk}") == few <= 10
+
+
+def test_a_jobs_update_does_not_read_all_engines_each_time(user, engine, ask, seen, monkeypatch):
+    """The banner of a mixed fleet is theirs; in readings of other topics it is a second old."""
+    now = [100.0]
+    monkeypatch.setattr(fragments, "monotonic_s", lambda: now[0])
+    monkeypatch.setattr(fragments, "_mixed", {})
+    fragments.register_all()
+    job, rights = ask(), rights_of(user)
+    seen(ranks=[rank_view(0), rank_view(1)])
+
+    def banner(topic: str) -> str:
+        return dict(topic_read(topic, rights).fragments)["mixed"]
+
+    assert banner(f"job:{job.pk}") == ""
+    seen(ranks=[rank_view(0), rank_view(1, version="v6")])
+    now[0] += 0.9
+    assert banner(f"job:{job.pk}") == ""
+    now[0] += 0.1
+    assert "2 versions" in banner(f"job:{job.pk}")
+    seen(ranks=[rank_view(0), rank_view(1)])
+    assert banner("fleet") == banner(f"job:{job.pk}") == ""
 
 
 def test_jobs_are_paged_by_the_server(page, ask):
