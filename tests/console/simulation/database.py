@@ -127,7 +127,8 @@ def in_memory() -> Iterator[Store]:
     call_command("migrate", verbosity=0)
 
     def each(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        if not db.in_atomic_block:
+        # All share one connection: what is read as of one moment is read without another's turn.
+        if not (db.in_atomic_block or db.connection.in_transaction):
             db.on_statement(sql)
         return execute(sql, params, many, context)
 
