@@ -99,9 +99,7 @@ def beneath(roots: Sequence[Path], path: str, what: str) -> Path:
     """
     if not roots:
         raise StorageError("this engine has no storage root; start it with --storage-root")
-    if not path:
-        return roots[0] / DEFAULT_FOLDER
-    named = Path(path)
+    named = Path(path) if path else roots[0].absolute() / DEFAULT_FOLDER
     if "\0" in path or not named.is_absolute() or ".." in named.parts:
         raise StorageError(f"{what} must be an absolute path without '..'")
     try:

@@ -361,6 +361,23 @@ def test_a_link_out_of_the_root_is_refused(bed: FileBed, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_root_may_be_reached_by_a_link(bed: FileBed, tmp_path: Path) -> None:
+    real, bed.folder = bed.folder, tmp_path / "link"
+    bed.folder.symlink_to(real)
+    for config in ({}, {"file_storage_path": str(bed.folder / "named")}):
+        opened(bed, **config).close(soon())
+    assert (real / "kv-storage").is_dir() and (real / "named").is_dir()
+
+
+def test_the_folder_that_nobody_named_may_not_lead_out_of_the_root(
+    bed: FileBed, tmp_path: Path
+) -> None:
+    (bed.folder / "kv-storage").symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="not under an allowed storage root"):
+        opened(bed)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_in_the_place_of_a_folder_is_named(bed: FileBed) -> None:
     (bed.folder / "taken").write_text("")
     with pytest.raises(StorageError, match="file_storage_path cannot be made: File exists"):
