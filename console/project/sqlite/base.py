@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any  # Django's backends have no types of their own
 
@@ -38,39 +38,26 @@ def _file_at(path: str) -> _File | None:
     return _File(path, found.st_dev, found.st_ino)
 
 
-@dataclass
-class _Kept:
-    """This process's free connections, the last used first, with the file of each."""
-
-    pid: int = field(default_factory=os.getpid)
-    free: list[tuple[_File, sqlite3.Connection]] = field(default_factory=list)
-
-
-_kept = _Kept()
-_forgotten: list[_Kept] = []  # a parent's: SQLite forbids a child to touch them, also to close them
+# Of this process, the last used last, with the file of each.
+_kept: list[tuple[_File, sqlite3.Connection]] = []
+_parents: list[sqlite3.Connection] = []  # SQLite forbids a child to touch them, also to close them
 _lock = threading.Lock()
-
-
-def _kept_here() -> _Kept:
-    """Call it with the lock."""
-    global _kept
-    if _kept.pid != os.getpid():
-        _forgotten.append(_kept)
-        _kept = _Kept()
-    return _kept
 
 
 def _after_fork() -> None:
     """The lock may have been held by a thread that the child does not have."""
     global _lock
     _lock = threading.Lock()
+    _parents.extend(connection for _, connection in _kept)
+    _kept.clear()
 
 
 def _close_kept() -> None:
     """At the end of the process: the last one to close a file also brings its log into it."""
     with _lock:
-        free, _kept_here().free = _kept_here().free, []
-    for _, connection in free:
+        free = [connection for _, connection in _kept]
+        _kept.clear()
+    for connection in free:
         connection.close()
 
 
@@ -81,12 +68,12 @@ atexit.register(_close_kept)
 def _take(file: _File) -> sqlite3.Connection | None:
     """A free connection to this very file; those to what was at its path before are closed."""
     with _lock:
-        kept = _kept_here()
-        stale = [one for one in kept.free if one[0].path == file.path and one[0] != file]
-        kept.free = [one for one in kept.free if one not in stale]
-        mine = [one for one in kept.free if one[0] == file]
+        stale = [one for one in _kept if one[0].path == file.path and one[0] != file]
+        for one in stale:
+            _kept.remove(one)
+        mine = [one for one in _kept if one[0] == file]
         if mine:
-            kept.free.remove(mine[-1])
+            _kept.remove(mine[-1])
     for _, connection in stale:
         connection.close()
     return mine[-1][1] if mine else None
@@ -95,10 +82,9 @@ def _take(file: _File) -> sqlite3.Connection | None:
 def _keep(file: _File, connection: sqlite3.Connection) -> bool:
     """False when there are enough."""
     with _lock:
-        kept = _kept_here()
-        if len(kept.free) >= MAX_KEPT:
+        if len(_kept) >= MAX_KEPT:
             return False
-        kept.free.append((file, connection))
+        _kept.append((file, connection))
         return True
 
 

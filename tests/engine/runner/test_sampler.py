@@ -44,14 +44,21 @@ def draws_torch(
 
 
 @pytest.fixture(params=["torch", "compiled"])
-def draws(request: pytest.FixtureRequest, cpu_ext_dir: Path) -> Draws:
-    """Draw a token a row, by either."""
+def library(request: pytest.FixtureRequest, cpu_ext_dir: Path) -> CPULibrary | None:
+    """What draws; None is torch."""
     if request.param == "torch":
-        return draws_torch
+        return None
     path = build_library(cpu_ext_dir, LibraryShape(16, 64, 16))
     if path is None:
         pytest.skip("this machine cannot build the compiled kernels")
-    library = CPULibrary(path)
+    return CPULibrary(path)
+
+
+@pytest.fixture
+def draws(library: CPULibrary | None) -> Draws:
+    """Draw a token a row, by either."""
+    if library is None:
+        return draws_torch
 
     def compiled(
         logits: torch.Tensor, params: list[SamplingParams], points: list[float]
@@ -159,6 +166,8 @@ def test_no_point_draws_a_token_of_probability_zero(draws: Draws, params: dict) 
     extremes = [0.0, 0.5 - 2.0**-53, 0.5, 1.0 - 2.0**-53]
     asked = [SamplingParams(**params)] * 4
     assert draws(logits.expand(4, -1), asked, extremes) == [3, 3, 300, 300]
+    for width in (0, VOCAB):
+        assert draw_rows(logits.expand(4, -1), asked, extremes, width) == [3, 3, 300, 300]
 
 
 SETTINGS = (
@@ -207,15 +216,19 @@ def by_the_rules(probs: torch.Tensor, asked: SamplingParams, point: float) -> tu
     return int(order[place]), float((ends - point).abs().min())
 
 
-def test_a_seeded_token_depends_on_seed_and_step_and_not_on_the_batch(draws: Draws) -> None:
+def test_a_seeded_token_depends_on_seed_and_step_and_not_on_the_batch(
+    library: CPULibrary | None,
+) -> None:
     logits = random_logits(6)
     wanted = spec(seed=11, output=[1, 2, 3])
-    alone = Sampler(1).sample(logits[2:3], [wanted])
+    alone = Sampler(1, library).sample(logits[2:3], [wanted])
     specs = [spec(), spec(top_p=0.5), wanted, spec(temperature=0.0), spec(top_k=4), spec(seed=11)]
-    assert Sampler(2).sample(logits, specs)[2:3] == alone
+    assert Sampler(2, library).sample(logits, specs)[2:3] == alone
     flat = torch.zeros(1, VOCAB)
-    by_step = {Sampler(0).sample(flat, [spec(seed=11, output=[0] * n)])[0] for n in range(50)}
-    by_seed = {Sampler(0).sample(flat, [spec(seed=n)])[0] for n in range(50)}
+    by_step = {
+        Sampler(0, library).sample(flat, [spec(seed=11, output=[0] * n)])[0] for n in range(50)
+    }
+    by_seed = {Sampler(0, library).sample(flat, [spec(seed=n)])[0] for n in range(50)}
     assert len(by_step) > 40 and len(by_seed) > 40
 
 
