@@ -1,5 +1,6 @@
 // Attach or switch: fields of the chosen backend, overrides, and the plan of what is typed. No secret leaves the form but when it is sent.
 import { blind, say } from "./live.mjs";
+import { keepPlan } from "./plan.mjs";
 
 const $ = (id) => document.getElementById(id);
 const form = $("attach"), go = $("a-go"), hint = $("a-state"), { engine, act } = form.dataset;
@@ -80,11 +81,5 @@ form.addEventListener("keydown", (e) => { if (e.key === "Enter" && e.target.tagN
 form.addEventListener("submit", (e) => { if (go.getAttribute("aria-disabled") === "true") e.preventDefault(); else { isSent = true; setTimeout(gate, 0); } });
 addEventListener("q-blind", gate);
 
-// The plan is read again when the engine's state is not the plan's any more, at most every two seconds.
-let readAt = -2000, rereads = 0;
-addEventListener("q-data", ({ detail: { topic, data } }) => {
-  const p = plan();
-  if (rereads || topic !== `engine:${engine}` || (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op)) return;
-  rereads = setTimeout(() => { rereads = 0; readAt = performance.now(); replan(0); }, Math.max(0, readAt + 2000 - performance.now()));
-});
+keepPlan(() => engine, plan, () => replan(0));
 show(); gate();

@@ -1,5 +1,6 @@
 // New flush: the command to copy follows the form; the button opens when the engine's name is typed. Enter never submits.
 import { blind, say } from "./live.mjs";
+import { keepPlan } from "./plan.mjs";
 import { watch } from "./socket.mjs";
 
 const $ = (id) => document.getElementById(id);
@@ -33,12 +34,5 @@ $("f-eng").addEventListener("change", () => watch([`engine:${$("f-eng").value}`]
 document.body.addEventListener("htmx:afterSwap", () => { say("Plan updated"); gate(); });
 addEventListener("q-blind", gate);
 
-// The plan is read again when the engine's state is not the plan's any more, at most every two seconds.
-let timer = 0, readAt = -2000;
-addEventListener("q-data", ({ detail: { topic, data } }) => {
-  const p = plan();
-  if (timer || topic !== `engine:${p.engine}` || p.engine !== values().engine) return;
-  if (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op) return;
-  timer = setTimeout(() => { timer = 0; readAt = performance.now(); htmx.trigger(form.querySelector("[name=mode]:checked"), "change"); }, Math.max(0, readAt + 2000 - performance.now()));
-});
+keepPlan(() => plan().engine === values().engine && plan().engine, plan, () => htmx.trigger(form.querySelector("[name=mode]:checked"), "change"));
 show(); gate();

@@ -1,5 +1,6 @@
 // The small forms: the command follows the form; class C opens when the engine's name is typed. Enter never submits.
 import { blind, say } from "./live.mjs";
+import { keepPlan } from "./plan.mjs";
 
 const $ = (id) => document.getElementById(id);
 const form = $("oform"), go = $("o-go"), hint = $("o-state"), { engine, kind } = form.dataset;
@@ -40,13 +41,7 @@ form.addEventListener("submit", (e) => { if (go.getAttribute("aria-disabled") ==
 document.body.addEventListener("htmx:afterSwap", () => { say("Plan updated"); gate(); });
 addEventListener("q-blind", gate);
 
-// The plan is read again when the engine's state is not the plan's any more, at most every two seconds.
-let timer = 0, readAt = -2000;
-addEventListener("q-data", ({ detail: { topic, data } }) => {
-  const p = $("plan").dataset;
-  if (timer || topic !== `engine:${engine}` || (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op)) return;
-  timer = setTimeout(() => { timer = 0; readAt = performance.now(); reread(); }, Math.max(0, readAt + 2000 - performance.now()));
-});
+keepPlan(() => engine, () => $("plan").dataset, reread);
 // Through the fields where there are some: of two readings of theirs the older is given up, whichever is answered first.
 function reread() {
   if ($("o-what")) { htmx.trigger($("o-what"), "change"); return; }

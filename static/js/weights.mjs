@@ -1,5 +1,6 @@
 // New weight update: the plan and the command follow the form; the button opens when the engine's name is typed.
 import { blind, say } from "./live.mjs";
+import { keepPlan } from "./plan.mjs";
 import { watch } from "./socket.mjs";
 import { choose, forgetAll, uploaded, uploading } from "./uploading.mjs";
 
@@ -71,14 +72,5 @@ document.body.addEventListener("htmx:afterSwap", () => { show(); gate(); replan(
 addEventListener("beforeunload", (e) => { if (uploading().length && !isSent) e.preventDefault(); });
 addEventListener("q-blind", gate);
 
-// The plan is read again when the engine's state is not the plan's any more, at most every two seconds.
-let readAt = -2000;
-addEventListener("q-data", ({ detail: { topic, data } }) => {
-  const p = plan();
-  if (topic !== `engine:${p.engine}` || p.engine !== value("engine")) return;
-  if (String(data.idle) === p.idle && (data.pending_operation?.op_id ?? "") === p.op) return;
-  if (performance.now() - readAt < 2000) return;
-  readAt = performance.now();
-  replan(0);
-});
+keepPlan(() => plan().engine === value("engine") && plan().engine, plan, () => replan(0));
 show(); gate();
