@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime
 
 from django.db.models import QuerySet
@@ -11,6 +11,16 @@ from console.access import EVERYTHING, NOTHING, Act, Grant, Rights, Role
 from console.choices import Via
 from console.labels import labels_of, selector_read
 from console.models import ApiToken, Engine, Job, RoleGrant, User
+from console.prepared import Prepared
+
+_GRANTS = Prepared(lambda user: RoleGrant.objects.filter(user=user), int)
+_GRANTS_OF_ACTIVE = Prepared(
+    lambda user: RoleGrant.objects.filter(user=user, user__is_active=True), int
+)
+_LIVE_TOKEN = Prepared(
+    lambda prefix, user: ApiToken.objects.filter(prefix=prefix, user=user, revoked_at=None),
+    *(str, int),
+)
 
 
 def grant_of(row: RoleGrant) -> Grant:
@@ -33,7 +43,7 @@ def rights_of(user: User, token: ApiToken | None = None) -> Rights:
         scopes = frozenset(Act(name) for name in token.scopes if name in Act.values)
     return Rights(
         user_id=user.pk,
-        grants=tuple(grant_of(row) for row in RoleGrant.objects.filter(user=user)),
+        grants=tuple(grant_of(row) for row in _GRANTS.all(user.pk)),
         scopes=scopes,
         reach=selector_read(token.reach if token is not None else ""),
         ends_at=token.expires_at if token is not None else None,
@@ -46,11 +56,17 @@ def rights_of_people(user_ids: Collection[int]) -> dict[int, Rights]:
     One who is gone or disabled, or has no role, may do NOTHING.
     """
     grants: dict[int, list[Grant]] = {user_id: [] for user_id in user_ids}
-    for row in RoleGrant.objects.filter(user__in=user_ids, user__is_active=True):
+    for row in _granted_to(user_ids):
         grants[row.user_id].append(grant_of(row))
     return {
         pk: Rights(user_id=pk, grants=tuple(of)) if of else NOTHING for pk, of in grants.items()
     }
+
+
+def _granted_to(user_ids: Collection[int]) -> Iterable[RoleGrant]:
+    if len(user_ids) == 1:  # mostly: who watches one job
+        return _GRANTS_OF_ACTIVE.all(*user_ids)
+    return RoleGrant.objects.filter(user__in=user_ids, user__is_active=True)
 
 
 def token_is_live(token: ApiToken, now: datetime) -> bool:
@@ -75,7 +91,7 @@ def rights_behind(job: Job) -> Rights:
 def _token_behind(job: Job) -> ApiToken | None:
     """The token that a job was asked for with, unless it was revoked; one that ended is there."""
     prefix = job.token_prefix.removeprefix("qsc_")
-    return ApiToken.objects.filter(prefix=prefix, user=job.requested_by_id, revoked_at=None).first()
+    return _LIVE_TOKEN.first(prefix, job.requested_by_id)
 
 
 def why_shut_out(job: Job) -> str:

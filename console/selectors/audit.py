@@ -8,14 +8,18 @@ from typing import Any  # a parsed body is any JSON object
 from urllib.parse import urlencode
 from uuid import UUID
 
-from django.db.models import Max, QuerySet
+from django.db.models import QuerySet
 
 from console.access import Act, Rights
 from console.chain import body_read, instant
 from console.exceptions import Invalid, NotFound
 from console.models import AuditEntry
+from console.prepared import Prepared
 from console.selectors.access import engines_with
 from console.selectors.jobs import PAGE_ITEMS, Page, cursor_decode, cursor_encode
+
+_OF_JOB = Prepared(lambda job: AuditEntry.objects.filter(job_id=job).order_by("seq"), UUID)
+_HEAD = Prepared(lambda: AuditEntry.objects.order_by("-seq").values_list("seq")[:1])
 
 
 def audit_body(entry: AuditEntry) -> dict[str, Any]:
@@ -114,9 +118,10 @@ def audit_get(*, seq: int, rights: Rights) -> AuditEntry:
 
 def audit_of_job(*, job_id: UUID) -> list[AuditEntry]:
     """A job's entries, oldest first: its timeline."""
-    return list(AuditEntry.objects.filter(job_id=job_id).order_by("seq"))
+    return _OF_JOB.all(job_id)
 
 
 def audit_head() -> int:
     """The newest seq; 0 when there is none."""
-    return AuditEntry.objects.aggregate(last=Max("seq"))["last"] or 0
+    found = _HEAD.first()
+    return found[0] if found is not None else 0

@@ -11,9 +11,13 @@ from console.access import Act, Rights
 from console.clock import db_now
 from console.exceptions import EngineNotFound
 from console.models import Engine, Job
+from console.prepared import Prepared
 from console.selectors.access import engines_with, labels_of_engine, sees_engine
 from console.snapshots import StoredSnapshot, snapshots_get
 from engine.protocol import PLACES, EngineState, OperationView, Places, RankView
+
+_NAMED = Prepared(lambda name: Engine.objects.filter(name=name, removed_at=None), str)
+_JOB = Prepared(lambda pk: Job.objects.filter(pk=pk).values_list("pk"), UUID)
 
 ONLINE_MAX_AGE_S = 3.0
 PAGE_ENGINES = 50
@@ -77,12 +81,13 @@ class EngineView:
         return self.rev
 
 
-def _own_job(op_id: str) -> UUID | None:
+def own_job(op_id: str) -> UUID | None:
+    """The job of this console that an operation is; None for one of anybody else."""
     try:
         job_id = UUID(op_id)
     except ValueError:
         return None
-    return job_id if Job.objects.filter(pk=job_id).exists() else None
+    return job_id if _JOB.first(job_id) is not None else None
 
 
 def _view(engine: Engine, stored: StoredSnapshot | None, now: datetime) -> EngineView:
@@ -105,7 +110,7 @@ def _view(engine: Engine, stored: StoredSnapshot | None, now: datetime) -> Engin
         operation = stored.state.pending_operation
         pending = PendingOperation(
             view=operation,
-            job_id=_own_job(operation.op_id),
+            job_id=own_job(operation.op_id),
             deadline_at=observed_at + timedelta(seconds=operation.remaining_s),
         )
     note = stored.note or ("" if online else "no news: is the relay running?")
@@ -161,7 +166,7 @@ def engine_named(name: str, *, rights: Rights) -> Engine:
     """
     rights.require(Act.READ)
     # PostgreSQL takes no NUL, and would answer that it failed.
-    engine = None if "\x00" in name else Engine.objects.filter(name=name, removed_at=None).first()
+    engine = None if "\x00" in name else _NAMED.first(name)
     if engine is None or not sees_engine(rights, engine):
         raise EngineNotFound(f"no engine is named {name!r}")
     return engine

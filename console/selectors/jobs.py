@@ -22,12 +22,27 @@ from console.choices import (
     JobState,
 )
 from console.exceptions import Invalid, JobNotFound
-from console.models import Engine, Job
+from console.models import Engine, Job, JobRankResult
+from console.prepared import Prepared, prefetched
 from console.selectors.access import engines_with, sees_engine
 from console.selectors.engines import engine_named
 from console.selectors.moment import one_moment
 
 PAGE_ITEMS = 50
+
+_JOB = Prepared(lambda pk: Job.objects.select_related("engine").filter(pk=pk), UUID)
+_RANKS = Prepared(lambda job: JobRankResult.objects.filter(job=job), UUID)
+_FOLLOWERS = Prepared(lambda job: Job.objects.filter(origin=job), UUID)
+_VERSION = Prepared(lambda pk: Job.objects.filter(pk=pk).values_list("version"), UUID)
+_EXCLUSIVE = Prepared(
+    lambda engine: (
+        Job.objects.filter(engine=engine, state__in=sorted(OPEN_STATES))
+        .exclude(kind__in=sorted(SHARED_KINDS))
+        .order_by("created_at", "id")
+        .values_list("pk", "state")
+    ),
+    int,
+)
 
 T = TypeVar("T")
 
@@ -75,15 +90,24 @@ def job_get(*, job_id: UUID, rights: Rights) -> Job:
     """
     rights.require(Act.READ)
     with one_moment():
-        job = _rows().filter(pk=job_id).first()
+        job = _JOB.first(job_id)
+        if job is not None:
+            prefetched(job, "ranks", ranks_of(job_id))
+            prefetched(job, "followers", _FOLLOWERS.all(job_id))
     if job is None or not sees_engine(rights, job.engine):
         raise JobNotFound(f"no job has the id {job_id}")
     return job
 
 
+def ranks_of(job_id: UUID) -> list[JobRankResult]:
+    """What each rank did of a job, by rank; none before the engine has spoken."""
+    return _RANKS.all(job_id)
+
+
 def job_version(*, job_id: UUID) -> int:
     """The job's version, cheaply; 0 when there is none."""
-    return Job.objects.filter(pk=job_id).values_list("version", flat=True).first() or 0
+    found = _VERSION.first(job_id)
+    return found[0] if found is not None else 0
 
 
 def job_list(
@@ -181,12 +205,10 @@ def jobs_open_count(*, rights: Rights) -> int:
 
 def job_holder(*, engine: Engine) -> Job | None:
     """The job that a new one would have to wait for: the one at work, else the oldest open one."""
-    rows = Job.objects.filter(engine=engine, state__in=OPEN_STATES).exclude(kind__in=SHARED_KINDS)
-    # At most one is at work, and mostly there is none at all.
-    found = list(rows.order_by("created_at", "id").values_list("pk", "state"))
+    found = _EXCLUSIVE.all(engine.pk)  # at most one is at work, and mostly there is none at all
     at_work = next((pk for pk, state in found if state in HOLDING_STATES), None)
     pk = at_work or (found[0][0] if found else None)
-    return Job.objects.select_related("engine").filter(pk=pk).first() if pk else None
+    return _JOB.first(pk) if pk else None
 
 
 def job_waits(job: Job) -> bool:

@@ -17,6 +17,10 @@ from console.actors import Actor
 from console.chain import GENESIS, body_digest, columns_of, entry_hash, instant
 from console.choices import AuditStage
 from console.models import AuditEntry
+from console.prepared import Prepared
+from console.rows import rows_insert
+
+_LAST = Prepared(lambda: AuditEntry.objects.order_by("-seq").values_list("seq", "hash")[:1])
 
 VERSION = 1
 MAX_SAFE_INT = 2**53 - 1
@@ -83,10 +87,12 @@ def audit_append(
     columns = columns_of(json.loads(text)) | {"body": text, "created_at": now, "job_id": job_id}
     if connection.vendor == "postgresql":
         return _noted(_insert(columns))  # its trigger locks, numbers and chains
-    last = AuditEntry.objects.order_by("-seq").values_list("seq", "hash").first()
+    last = _LAST.first()
     seq, before = (last[0] + 1, bytes.fromhex(last[1])) if last else (1, GENESIS)
     chained = entry_hash(before, seq, body_digest(text)).hex()
-    return _noted(AuditEntry.objects.create(seq=seq, hash=chained, **columns))
+    entry = AuditEntry(seq=seq, hash=chained, **columns)
+    rows_insert([entry])
+    return _noted(entry)
 
 
 _sequences: ContextVar[list[int] | None] = ContextVar("audit_sequences", default=None)

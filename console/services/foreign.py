@@ -5,23 +5,14 @@ The relay's snapshot says cheaply that one may be there; the engine itself confi
 
 from __future__ import annotations
 
-from uuid import UUID
-
 from console.exceptions import ConsoleKeyUnusable
 from console.gateways import EngineSilent, gateway_for
-from console.models import Engine, Job
+from console.models import Engine
+from console.selectors.engines import own_job
 from console.snapshots import snapshots_get
 from engine.protocol import ListOperations, OperationList, OperationView, ProtocolError
 
 CONFIRM_S = 0.3
-
-
-def is_own(op_id: str) -> bool:
-    """True when the operation belongs to a job of this console."""
-    try:
-        return Job.objects.filter(pk=UUID(op_id)).exists()
-    except ValueError:
-        return False
 
 
 def foreign_holder(*, engine: Engine) -> OperationView | None:
@@ -32,7 +23,7 @@ def foreign_holder(*, engine: Engine) -> OperationView | None:
     snapshot = snapshots_get([engine.name]).get(engine.name)
     if snapshot is None or snapshot.state is None or snapshot.state.pending_operation is None:
         return None
-    if is_own(snapshot.state.pending_operation.op_id):
+    if own_job(snapshot.state.pending_operation.op_id) is not None:
         return None
     return foreign_confirm(engine=engine)
 
@@ -46,4 +37,4 @@ def foreign_confirm(*, engine: Engine, timeout_s: float = CONFIRM_S) -> Operatio
         return None
     if not isinstance(reply, OperationList):
         return None
-    return next((view for view in reply.open if not is_own(view.op_id)), None)
+    return next((view for view in reply.open if own_job(view.op_id) is None), None)

@@ -5,12 +5,12 @@ A lease is a duration on the database's clock; a worker that lost it gets None a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
-from django.db.models import F, Q
 
 from console import dispatch
 from console.actors import Actor
@@ -30,19 +30,17 @@ def job_claim(*, job_id: UUID, owner: str, now: datetime | None = None) -> Job |
     """Take a job that waits for a worker. None: taken, ended, blocked, not due, or too late; or
     whoever asked for it may not do so any more, and then it has failed."""
     now = now or db_now()
-    due = Q(blocked=False) & (Q(not_before=None) | Q(not_before__lte=now))
     try:
         with transaction.atomic():
             job = job_move(
                 job_id=job_id,
                 frm={JobState.ACCEPTED},
                 to=JobState.CLAIMED,
-                where=due & Q(dispatch_by__gt=now),
+                where=partial(_is_due, now=now),
                 actor=None,
                 process="worker",
                 now=now,
                 fields={
-                    "attempt": F("attempt") + 1,
                     "lease_until": now + timedelta(seconds=LEASE_S),
                     "lease_owner": owner,
                     "not_before": None,
@@ -52,6 +50,20 @@ def job_claim(*, job_id: UUID, owner: str, now: datetime | None = None) -> Job |
             return job if job is None or _still_allowed(job, now) else None
     except IntegrityError:
         return None  # another job holds the engine: the index is the last word
+
+
+def _is_due(job: Job, *, now: datetime) -> bool:
+    """Nothing is in its way, and it can still be sent in time."""
+    if job.blocked or job.dispatch_by is None or job.dispatch_by <= now:
+        return False
+    return job.not_before is None or job.not_before <= now
+
+
+def lapsed_by(lapsed_at: datetime | None) -> Callable[[Job], bool] | None:
+    """Whether a job's lease had ended before then; with None, whether or not."""
+    if lapsed_at is None:
+        return None
+    return lambda job: job.lease_until is not None and job.lease_until < lapsed_at
 
 
 def _still_allowed(job: Job, now: datetime) -> bool:
@@ -145,7 +157,7 @@ def job_release(
         frm={JobState.CLAIMED},
         to=JobState.ACCEPTED,
         attempt=attempt,
-        where=Q(lease_until__lt=lapsed_at) if lapsed_at else None,
+        where=lapsed_by(lapsed_at),
         actor=Actor.system(process),
         process=process,
         now=now,

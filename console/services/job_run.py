@@ -10,14 +10,21 @@ from uuid import UUID
 
 import msgspec
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import F
 
 from console.actors import Actor
 from console.choices import STAGED_KINDS, UNSENT_STATES, JobPhase, JobState, Mode
 from console.clock import db_now
 from console.models import Engine, Job
-from console.services.job_claims import LEASE_S
-from console.services.transitions import job_announce, job_move, ranks_write
+from console.prepared import Prepared
+from console.services.job_claims import LEASE_S, lapsed_by
+from console.services.transitions import (
+    job_announce,
+    job_locked,
+    job_move,
+    job_write,
+    ranks_write,
+)
 from engine.protocol import (
     ErrorCode,
     Failure,
@@ -26,6 +33,14 @@ from engine.protocol import (
     RankResult,
     RankState,
     Welcome,
+)
+
+# Of a claimed job: which engine it is for, and which process that was when it was last greeted.
+_ENGINE = Prepared(
+    lambda pk, attempt, owner: Job.objects.filter(
+        pk=pk, attempt=attempt, lease_owner=owner
+    ).values_list("engine_id", "engine__identity"),
+    *(UUID, int, str),
 )
 
 DEADLINE_JITTER_S = 0.25  # a deadline that moved by less was not moved by anyone
@@ -64,7 +79,7 @@ def job_expire(
         frm=UNSENT_STATES,
         to=JobState.EXPIRED,
         attempt=attempt,
-        where=Q(dispatch_by__lte=now),
+        where=lambda job: job.dispatch_by is not None and job.dispatch_by <= now,
         actor=None,
         process=process,
         now=now,
@@ -86,18 +101,22 @@ def job_dispatched(
     None: the claim is lost, or the deadline has passed. Also notes the engine's identity.
     """
     now = now or db_now()
+
+    def may_go(job: Job) -> bool:
+        is_ours = job.lease_owner == owner and job.lease_until is not None and job.lease_until > now
+        return is_ours and job.dispatch_by is not None and job.dispatch_by > now
+
     # First: whoever asks for a job holds the engine's row and then waits for the audit log, which
     # this transaction holds from its entry on.
-    claimed = Job.objects.filter(pk=job_id, attempt=attempt, lease_owner=owner)
-    Engine.objects.filter(pk__in=claimed.values("engine_id")).exclude(
-        identity=welcome.engine_id
-    ).update(identity=welcome.engine_id)
+    known = _ENGINE.first(job_id, attempt, owner)
+    if known is not None and known[1] != welcome.engine_id:
+        Engine.objects.filter(pk=known[0]).update(identity=welcome.engine_id)
     return job_move(
         job_id=job_id,
         frm={JobState.CLAIMED},
         to=JobState.DISPATCHED,
         attempt=attempt,
-        where=Q(lease_owner=owner, lease_until__gt=now, dispatch_by__gt=now),
+        where=may_go,
         actor=None,
         process="worker",
         now=now,
@@ -126,9 +145,8 @@ def job_progress(
     """
     now = now or db_now()
     states = [JobState.DISPATCHED, JobState.RECONCILING]
-    rows = Job.objects.select_for_update().filter(pk=job_id, attempt=attempt, state__in=states)
-    job = rows.first()
-    if job is None:
+    job = job_locked(job_id)
+    if job is None or job.attempt != attempt or job.state not in states:
         return False
     fields: dict[str, object] = {}
     phase = JobPhase(str(view.phase))
@@ -148,7 +166,7 @@ def job_progress(
     _, changed = ranks_write(job, view.ranks) if view.ranks else ([], False)
     if not (fields or changed):
         return False
-    rows.update(version=F("version") + 1, updated_at=now, **fields)
+    job_write(job, {"updated_at": now, **fields})
     job_announce(job)
     return True
 
@@ -254,7 +272,7 @@ def job_reconcile(
         frm={JobState.DISPATCHED},
         to=JobState.RECONCILING,
         attempt=attempt,
-        where=Q(lease_until__lt=lapsed_at) if lapsed_at else None,
+        where=lapsed_by(lapsed_at),
         actor=Actor.system(process),
         process=process,
         now=now or db_now(),

@@ -15,7 +15,7 @@ from uuid import UUID
 import rfc8785
 from django.db import IntegrityError, transaction
 
-from console.access import KIND_ACTS, Asked, Rights
+from console.access import EVERYTHING, KIND_ACTS, Asked, Rights
 from console.actors import Actor
 from console.choices import (
     SHARED_KINDS,
@@ -36,9 +36,11 @@ from console.exceptions import (
 from console.ids import uuid7
 from console.models import Engine, Job
 from console.params import JobParams
+from console.prepared import Prepared, prefetched
+from console.rows import rows_insert
 from console.selectors.access import labels_of_engine
 from console.selectors.engines import engine_named, engine_view
-from console.selectors.jobs import job_holder, remaining_s
+from console.selectors.jobs import job_get, job_holder, remaining_s
 from console.selectors.undo import later_check, left_check
 from console.services.audit import Fact, audit_append, canonical
 from console.services.foreign import foreign_holder
@@ -48,6 +50,14 @@ from console.services.transitions import deadlines, job_announce, job_doorbell
 from console.services.uploads import uploads_use
 
 MAX_KEY_CHARS = 200
+
+_KEYED = Prepared(
+    lambda actor, key: Job.objects.filter(actor_key=actor, idempotency_key=key).values_list("pk"),
+    *(str, str),
+)
+_ENGINE = Prepared(
+    lambda pk: Engine.objects.select_for_update().filter(pk=pk).values_list("pk"), int
+)
 
 
 @dataclass(frozen=True)
@@ -89,10 +99,10 @@ def _body_hash(
 def _replayed(actor: Actor, key: str | None, body_hash: str) -> JobAsked | None:
     if key is None:
         return None
-    rows = Job.objects.select_related("engine").prefetch_related("ranks", "followers")
-    job = rows.filter(actor_key=actor.key, idempotency_key=key).first()
-    if job is None:
+    found = _KEYED.first(actor.key, key)
+    if found is None:
         return None
+    job = job_get(job_id=found[0], rights=EVERYTHING)
     if job.body_hash != body_hash:
         raise IdempotencyMismatch(
             "this Idempotency-Key was used for another request", facts={"job": str(job.pk)}
@@ -179,7 +189,7 @@ def job_create(
         _stranger_check(engine)
     try:
         with transaction.atomic():
-            Engine.objects.select_for_update().get(pk=engine.pk)  # one asker at a time
+            _ENGINE.first(engine.pk)  # locked: one asker at a time
             if replayed := _replayed(actor, idempotency_key, body_hash):
                 return replayed
             asked_at = now or db_now()
@@ -229,8 +239,8 @@ def _insert(
     kind, mode, timeout_s = params.kind, params.mode_in_force, params.timeout_in_force_s
     deadline_at, dispatch_by = deadlines(kind=kind, mode=mode, timeout_s=timeout_s, since=now)
     uploads_use(params=params, now=now)
-    job = Job.objects.create(
-        pk=job_id,
+    job = Job(
+        id=job_id,
         engine=engine,
         kind=kind,
         params=params.stored(),
@@ -258,6 +268,9 @@ def _insert(
         created_at=now,
         updated_at=now,
     )
+    rows_insert([job])
+    prefetched(job, "ranks", [])  # it is new: there are none
+    prefetched(job, "followers", [])
     if holder is None:
         job_doorbell(job, now)
     job_announce(job)

@@ -21,6 +21,7 @@ from console.clock import db_now
 from console.exceptions import Conflict, Forbidden, Invalid, NotFound
 from console.labels import selector_read
 from console.models import ApiToken, User
+from console.prepared import Prepared
 from console.selectors.access import token_is_live
 from console.services.audit import audit_append
 from console.services.reasons import reason_read
@@ -34,6 +35,9 @@ USED_COARSENESS = timedelta(minutes=1)
 MAX_LIFE = timedelta(days=90)
 MAX_LIVE = 100  # tokens of one owner that have not ended
 _NO_DIGEST = hashlib.sha256(b"no such token").hexdigest()
+
+
+_TOKEN = Prepared(lambda prefix: ApiToken.objects.select_related("user").filter(prefix=prefix), str)
 
 
 @dataclass(frozen=True)
@@ -158,11 +162,7 @@ def token_create(
 def token_verify(*, text: str, source_ip: str = "", now: datetime | None = None) -> ApiToken | None:
     """The live token of an active person that `text` is, or None; notes its use to the minute."""
     match = TOKEN_PATTERN.match(text)
-    token = (
-        ApiToken.objects.select_related("user").filter(prefix=match.group(1)).first()
-        if match
-        else None
-    )
+    token = _TOKEN.first(match.group(1)) if match else None
     # Compare always, so that time does not tell whether a prefix exists.
     same = hmac.compare_digest(token.digest if token else _NO_DIGEST, _digest(text))
     if token is None or not same or not token.user.is_active:

@@ -6,15 +6,14 @@ transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any  # Django's update() takes values of any field
+from typing import Any  # values of any field
 from uuid import UUID
 
 import msgspec
 from django.db import connection, transaction
-from django.db.models import F, Q
 
 from console import dispatch, notify
 from console.actors import Actor
@@ -32,8 +31,30 @@ from console.choices import (
     Via,
 )
 from console.models import Job, JobRankResult, Outbox
+from console.prepared import Prepared
+from console.rows import row_delete, row_update, rows_insert
+from console.selectors.jobs import ranks_of
 from console.services.audit import Fact, audit_append
 from engine.protocol import RankResult
+
+_JOB = Prepared(
+    lambda pk: (
+        Job.objects.select_related("engine", "requested_by")
+        .select_for_update(of=("self",))
+        .filter(pk=pk)
+    ),
+    UUID,
+)
+# One that is not blocked comes first, and then none of those that are may go.
+_NEXT = Prepared(
+    lambda engine: (
+        Job.objects.filter(engine=engine, state__in=sorted(OPEN_STATES))
+        .exclude(kind__in=sorted(SHARED_KINDS))
+        .order_by("blocked", "created_at", "id")
+        .values_list("pk", "blocked")[:1]
+    ),
+    int,
+)
 
 # A job whose deadline begins later than its sending (or that has none) expires when no worker sent
 # it by then.
@@ -72,7 +93,7 @@ _RANK_FIELDS = ("state", "message", "places", "staging", "effect_s", "interrupte
 
 def ranks_write(job: Job, ranks: Iterable[RankResult]) -> tuple[list[JobRankResult], bool]:
     """Bring the job's rank rows to `ranks`: (all of its rows by rank, whether one changed)."""
-    known = {row.dp_rank: row for row in JobRankResult.objects.filter(job=job)}
+    known = {row.dp_rank: row for row in ranks_of(job.pk)}
     changed: list[JobRankResult] = []
     for rank in ranks:
         row = _rank_row(job, rank, known.get(rank.dp_rank))
@@ -80,12 +101,7 @@ def ranks_write(job: Job, ranks: Iterable[RankResult]) -> tuple[list[JobRankResu
             known[rank.dp_rank] = row
             changed.append(row)
     if changed:
-        JobRankResult.objects.bulk_create(  # one statement, also for many ranks
-            changed,
-            update_conflicts=True,
-            unique_fields=["job", "dp_rank"],
-            update_fields=_RANK_FIELDS,
-        )
+        rows_insert(changed, unique=("job", "dp_rank"), update=_RANK_FIELDS)
     return [known[dp_rank] for dp_rank in sorted(known)], bool(changed)
 
 
@@ -176,12 +192,8 @@ _ALL_OLD = frozenset({JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED})
 
 def job_doorbell(job: Job, now: datetime) -> None:
     """Owe a doorbell, and ring it once the transaction is committed."""
-    Outbox.objects.bulk_create(  # one statement, whether one is owed already or not
-        [Outbox(job=job, created_at=now, rung_at=now, rings=1)],
-        update_conflicts=True,
-        unique_fields=["job"],
-        update_fields=["created_at", "rung_at", "rings"],
-    )
+    owed = Outbox(job=job, created_at=now, rung_at=now, rings=1)
+    rows_insert([owed], unique=("job",), update=("created_at", "rung_at", "rings"))
     transaction.on_commit(partial(dispatch.job_ring, job.pk), robust=True)
 
 
@@ -189,6 +201,22 @@ def job_announce(job: Job) -> None:
     """Hint, once the transaction is committed, that the job changed."""
     has_ended = job.state in TERMINAL_STATES
     transaction.on_commit(partial(notify.job_changed, job.pk, has_ended=has_ended), robust=True)
+
+
+def job_locked(job_id: UUID) -> Job | None:
+    """The job with its engine and its asker, as nobody else can change it until the caller's
+    transaction ends."""
+    return _JOB.first(job_id)
+
+
+def job_write(job: Job, values: Mapping[str, Any]) -> bool:
+    """Write these fields of a job, and its next version; False if it is not at this version."""
+    values = {**values, "version": job.version + 1}
+    if not row_update(Job, {"id": job.pk, "version": job.version}, values):
+        return False
+    for name, value in values.items():
+        setattr(job, name, str(value) if isinstance(value, str) else value)
+    return True
 
 
 def job_move(
@@ -200,7 +228,7 @@ def job_move(
     process: str,
     now: datetime,
     attempt: int | None = None,
-    where: Q | None = None,
+    where: Callable[[Job], bool] | None = None,
     ranks: Iterable[RankResult] = (),
     fields: Mapping[str, Any] | None = None,
     facts: Mapping[str, Fact] | None = None,
@@ -213,28 +241,29 @@ def job_move(
     assert connection.in_atomic_block
     sources = frozenset(frm)
     assert all(to in TRANSITIONS[source] for source in sources), (sources, to)
-    values: dict[str, Any] = {"version": F("version") + 1, "updated_at": now, **(fields or {})}
-    if to in TERMINAL_STATES:
+    job = job_locked(job_id)
+    if job is None or job.state not in sources or attempt not in (None, job.attempt):
+        return None
+    if where is not None and not where(job):
+        return None
+    values: dict[str, Any] = {"state": to, "updated_at": now, **(fields or {})}
+    if to == JobState.CLAIMED:
+        values["attempt"] = job.attempt + 1
+    outcome, ranks = to in TERMINAL_STATES, list(ranks)
+    if outcome:
         values |= {"phase": None, "finished_at": now, "lease_until": None, "lease_owner": ""}
         values |= {"blocked": False, "blocked_by": ""}
-    rows = Job.objects.filter(where or Q(), pk=job_id, state__in=sources)
-    if attempt is not None:
-        rows = rows.filter(attempt=attempt)
-    before = [str(source) for source in sources]
-    if len(before) > 1:
-        before = list(Job.objects.filter(pk=job_id).values_list("state", flat=True))
-    if not rows.update(state=to, **values):
+    before = job.state
+    if not job_write(job, values):
         return None
-    job = Job.objects.select_related("engine", "requested_by").get(pk=job_id)
-    outcome, ranks = to in TERMINAL_STATES, list(ranks)
     rows_now = ranks_write(job, ranks)[0] if ranks or outcome else []
     if to == JobState.ACCEPTED:
         if not job.blocked:
             job_doorbell(job, now)
     elif JobState.ACCEPTED in sources:  # no other state owes one
-        Outbox.objects.filter(job=job).delete()
+        row_delete(Outbox, {"job": job.pk})
     job_announce(job)
-    if to in TERMINAL_STATES:
+    if outcome:
         job_let_next(engine_pk=job.engine_id, now=now)
     audit_append(
         action=f"job.{to}",
@@ -247,7 +276,7 @@ def job_move(
         facts={
             "object": f"{job.kind} on {job.engine.name}",
             "kind": job.kind,
-            "before": before[0],
+            "before": before,
             "after": str(to),
             "attempt": job.attempt,
             "epoch": job.engine_epoch,
@@ -269,32 +298,30 @@ def job_move(
 
 def job_let_next(*, engine_pk: int, now: datetime) -> Job | None:
     """Let the oldest job that waits for another one go, if no open job is ahead of it."""
-    open_jobs = Job.objects.filter(engine_id=engine_pk, state__in=OPEN_STATES).exclude(
-        kind__in=SHARED_KINDS
-    )
-    # One that is not blocked comes first, and then none of those that are may go.
-    first = open_jobs.order_by("blocked", "created_at", "id").values_list("pk", "blocked").first()
+    first = _NEXT.first(engine_pk)
     return job_unblock(job_id=first[0], now=now) if first is not None and first[1] else None
 
 
 def job_unblock(*, job_id: UUID, now: datetime) -> Job | None:
     """Start the clock of a blocked job and ring for a worker; inside the caller's transaction."""
-    job = Job.objects.select_related("engine").filter(pk=job_id).first()
-    if job is None:
+    job = job_locked(job_id)
+    if job is None or job.state != JobState.ACCEPTED or not job.blocked:
         return None
     deadline_at, dispatch_by = deadlines(
         kind=job.kind, mode=job.mode, timeout_s=job.timeout_s, since=now
     )
-    moved = Job.objects.filter(pk=job_id, state=JobState.ACCEPTED, blocked=True).update(
-        blocked=False,
-        blocked_by="",
-        phase=JobPhase.QUEUED,
-        not_before=None,
-        deadline_at=deadline_at,
-        dispatch_by=dispatch_by,
-        note="",
-        version=F("version") + 1,
-        updated_at=now,
+    moved = job_write(
+        job,
+        {
+            "blocked": False,
+            "blocked_by": "",
+            "phase": JobPhase.QUEUED,
+            "not_before": None,
+            "deadline_at": deadline_at,
+            "dispatch_by": dispatch_by,
+            "note": "",
+            "updated_at": now,
+        },
     )
     if not moved:
         return None

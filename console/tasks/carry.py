@@ -17,7 +17,7 @@ from console.exceptions import ConsoleKeyUnusable
 from console.gateways import Conversation, EngineSilent, Greeting, gateway_for
 from console.models import Job
 from console.params import JobParams, TensorParams, params_from
-from console.services.foreign import is_own
+from console.selectors.engines import own_job
 from console.services.job_claims import job_adopt, job_claim, job_handover, job_release
 from console.services.job_run import (
     CLEAN_REFUSALS,
@@ -196,7 +196,7 @@ class _Carrier:
         except (EngineSilent, ProtocolError):
             return False
         views = reply.open if isinstance(reply, OperationList) else []
-        stranger = next((view for view in views if not is_own(view.op_id)), None)
+        stranger = next((view for view in views if own_job(view.op_id) is None), None)
         if stranger is None:
             return False
         job_release(

@@ -31,6 +31,8 @@ WRITES = {
     "bulk_update", "raw", "asave", "adelete", "acreate", "aupdate", "abulk_create", "abulk_update",
     "execute", "executemany",
 }  # fmt: skip
+# The same as functions: `console.rows`, and of a job.
+WRITERS = {"row_update", "row_delete", "rows_insert", "job_write"}
 # Models without a record of their own: what is owed, what is sent along, what follows a job.
 UNRECORDED = {"Outbox", "Upload", "JobRankResult", "AuditCheck"}
 NO_ROWS = {"digest", "router"}  # what else has an `update` or a `delete`
@@ -47,13 +49,18 @@ SILENT = {
     "job_feeding": "the state does not change",
     "job_note": "the state does not change",
     "job_unblock": "the state does not change",
+    "job_write": "one step of job_move, which appends, and of what changes no state",
+    "job_doorbell": "what is owed to a job",
+    "ranks_write": "what follows a job; its end is told with each rank",
     "job_dispatched": "the identity of an engine, beside the entry that job_move appends",
     "token_verify": "when it was last used",
 }
 # Outside of services statements only read, or grant rights in the database, or are handed on.
 STATEMENTS = {
     "console/clock.py",
+    "console/prepared.py",
     "console/project/sqlite/base.py",
+    "console/rows.py",
     "console/selectors/health.py",
     "console/selectors/moment.py",
     "console/management/commands/restrict_role.py",
@@ -83,9 +90,16 @@ def writes(function):
     return [
         call.lineno
         for call in calls(function)
-        if isinstance(call.func, ast.Attribute)
-        and call.func.attr in WRITES
-        and root_of(call.func) not in UNRECORDED | NO_ROWS
+        if (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in WRITES
+            and root_of(call.func) not in UNRECORDED | NO_ROWS
+        )
+        or (
+            isinstance(call.func, ast.Name)
+            and call.func.id in WRITERS
+            and root_of(call.args[0]) not in UNRECORDED
+        )
     ]
 
 
@@ -126,6 +140,10 @@ def test_a_service_that_writes_a_row_appends_an_entry_or_is_listed_with_its_reas
         "rows.filter(pk=1).delete()",
         "Engine.objects.update(labels=F('labels'))",
         "cursor.execute('UPDATE console_job SET state = 1')",
+        "row_update(Job, {'id': 1}, {'state': 'failed'})",
+        "row_delete(Engine, {'id': 1})",
+        "rows_insert([engine])",
+        "job_write(job, {'state': 'failed'})",
     ],
 )
 def test_a_write_is_found_however_it_is_written(line):
@@ -134,16 +152,44 @@ def test_a_write_is_found_however_it_is_written(line):
 
 
 def test_the_state_of_a_job_is_written_in_one_place():
-    found = [
+    found = {
         (path.name, function.name)
         for path in sources("console", "api")
         if "migrations" not in path.parts
         for function in functions(path)
+        if writes_a_state(function)
+    }
+    assert found == {("jobs.py", "_insert"), ("transitions.py", "job_move")}
+
+
+def writes_a_state(function):
+    """By a keyword of what writes or makes a job, or in a dict where something is written."""
+    makers = [call for call in calls(function) if ast.unparse(call.func) == "Job"]
+    writers = [
+        call
         for call in calls(function)
         if isinstance(call.func, ast.Attribute) and call.func.attr in WRITES
-        and "state" in {keyword.arg for keyword in call.keywords}
-    ]  # fmt: skip
-    assert found == [("jobs.py", "_insert"), ("transitions.py", "job_move")]
+    ]
+    if "state" in {keyword.arg for call in makers + writers for keyword in call.keywords}:
+        return True
+    names = {call.func.id for call in calls(function) if isinstance(call.func, ast.Name)}
+    dicts = [node for node in ast.walk(function) if isinstance(node, ast.Dict)]
+    keys = {getattr(key, "value", None) for one in dicts for key in one.keys}
+    return bool(names & (WRITERS | {"job_move"})) and "state" in keys
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Job.objects.filter(pk=1).update(state='failed')",
+        "rows_insert([Job(pk=1, state='failed')])",
+        "job_write(job, {'note': '', 'state': 'failed'})",
+        "job_move(job_id=1, fields={'state': 'failed'})",
+    ],
+)
+def test_a_state_is_found_however_it_is_written(line):
+    (function,) = ast.parse(f"def f():\n    {line}").body
+    assert writes_a_state(function)
 
 
 # -- many at once ------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Any  # the arguments of whatever is wrapped
 from unittest.mock import patch
 
 from django.db import connection, transaction
-from django.db.models import Q
 
 from console import dispatch
 from console.choices import OPEN_STATES, AuditStage, JobState
@@ -118,7 +117,7 @@ def unlimited_claims(stack: ExitStack) -> None:
 
 def _claims_late(real: Callable[..., Any], **arguments: Any) -> Any:
     if arguments["to"] == JobState.CLAIMED:
-        arguments["where"] = Q(blocked=False)
+        arguments["where"] = lambda job: not job.blocked
     return real(**arguments)
 
 
