@@ -5,6 +5,8 @@ A doorbell that fails costs latency, never a job: the reconciler rings again.
 
 from __future__ import annotations
 
+from functools import cache
+
 import structlog
 from celery import current_app
 from kombu.connection import Connection
@@ -37,8 +39,10 @@ def _publish(job_id: str) -> None:
         current_app.send_task(RUN_JOB, args=[job_id], retry=False, producer=producer)
 
 
+@cache
 def _connection() -> Connection:
-    """The broker's, for publishing only: a worker waits in a read for long, who rings does not."""
+    """The broker's, for publishing only: a worker waits in a read for long, who rings does not.
+    It is what the pool of real ones is known by."""
     connection = current_app.connection_for_write()
     options = {**connection.transport_options, "socket_timeout": RING_S}
     made: Connection = connection.clone(transport_options=options)

@@ -8,7 +8,7 @@ docs/decisions/0029-prepared-statements.md
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar  # Django's compiler has no types
 from uuid import UUID
@@ -51,6 +51,12 @@ class _Statement(Generic[T]):
     read: Callable[[list[Any]], T]
     locks: bool
 
+    def counted(self) -> _Statement[Any]:
+        """The query that asks how many rows this one finds."""
+        sql = f"SELECT COUNT(*) FROM ({self.sql}) AS found"  # noqa: S608  # a query of ours
+        found: _Statement[Any] = self
+        return replace(found, sql=sql, converters=(), read=tuple)
+
     def rows(self, values: tuple[object, ...]) -> list[T]:
         """What the database answers for these arguments."""
         params: list[Any] = list(self.params)
@@ -83,18 +89,25 @@ class Prepared(Generic[T]):
     def all(self, *values: object) -> list[T]:
         """Every row that is found. Raises TransactionManagementError where rows are to be locked
         outside a transaction."""
+        return self._statement(values).rows(values)
+
+    def count(self, *values: object) -> int:
+        """How many rows are found."""
+        return int(self._statement(values).counted().rows(values)[0][0])
+
+    def first(self, *values: object) -> T | None:
+        """The first row, or None."""
+        rows = self.all(*values)
+        return rows[0] if rows else None
+
+    def _statement(self, values: tuple[object, ...]) -> _Statement[T]:
         assert len(values) == len(self._kinds), values
         statement = self._statements.get(connection.vendor)
         if statement is None:
             statement = self._statements[connection.vendor] = self._prepare()
         if statement.locks and not connection.in_atomic_block:
             raise transaction.TransactionManagementError("rows are locked in a transaction only")
-        return statement.rows(values)
-
-    def first(self, *values: object) -> T | None:
-        """The first row, or None."""
-        rows = self.all(*values)
-        return rows[0] if rows else None
+        return statement
 
     def _prepare(self) -> _Statement[T]:
         marks = [_MARKS[kind](number) for number, kind in enumerate(self._kinds)]
@@ -119,13 +132,12 @@ class Prepared(Generic[T]):
 
 
 def prefetched(instance: Model, name: str, rows: Sequence[Model]) -> None:
-    """`instance.name.all()` is these rows, as after `prefetch_related`."""
+    """`instance.name.all()` is these rows, as after `prefetch_related`; a list, so whoever would
+    filter it is told that it cannot be."""
     relation: Any = instance._meta.get_field(name)
     for row in rows:
         relation.field.set_cached_value(row, instance)
-    found = getattr(instance, name).get_queryset()  # to be filtered further, as theirs can be
-    found._result_cache, found._prefetch_done = list(rows), True
-    vars(instance).setdefault("_prefetched_objects_cache", {})[name] = found
+    vars(instance).setdefault("_prefetched_objects_cache", {})[name] = list(rows)
 
 
 def _is_of_models(queryset: QuerySet[Any, Any]) -> bool:

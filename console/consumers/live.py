@@ -27,8 +27,11 @@ log = structlog.get_logger(__name__)
 
 MAX_TOPICS = 32
 MAX_MESSAGE_CHARS = 8192
-MAX_ASKED_A_SECOND = 20  # messages, and topics in them: each is read for whoever asks
-MAX_ASKED_AT_ONCE = 64
+# Topics asked for: each is read for whoever asks. A script that watches one job after another asks
+# for thirty a second.
+MAX_ASKED_A_SECOND = 60
+MAX_ASKED_AT_ONCE = 128
+MESSAGE = 0.2  # what a message costs of that, whatever it asks
 
 BAD_MESSAGE = 4400
 TRY_LATER = 1013
@@ -106,17 +109,17 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
                 await self._refuse("unknown message")
 
     def _parse(self, text: str | None) -> object:
-        if text is None or len(text) > MAX_MESSAGE_CHARS or not self._may_ask():
+        if text is None or len(text) > MAX_MESSAGE_CHARS or not self._may_ask(MESSAGE):
             return None
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
             return None
 
-    def _may_ask(self) -> bool:
+    def _may_ask(self, cost: float = 1.0) -> bool:
         now = time.monotonic()
         grown = self._allowance + (now - self._allowance_at) * MAX_ASKED_A_SECOND
-        self._allowance = min(float(MAX_ASKED_AT_ONCE), grown) - 1
+        self._allowance = min(float(MAX_ASKED_AT_ONCE), grown) - cost
         self._allowance_at = now
         return self._allowance >= 0
 

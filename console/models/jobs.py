@@ -21,7 +21,7 @@ from console.models.engines import Engine
 
 
 class Job(models.Model):
-    """One request for an operation. Written only by services, by conditional UPDATE."""
+    """One request for an operation. Written only by services, and only as they last read it."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     engine = models.ForeignKey(Engine, on_delete=models.PROTECT, related_name="jobs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import datetime
+from uuid import UUID
 
 from django.template.loader import render_to_string
 from django.urls import reverse
@@ -25,6 +26,7 @@ from console.pages.pending import panel_of_job, panel_render
 from console.pages.weights_panel import weights_panel_of, weights_panel_render
 from console.pages.weights_ranks import weight_rank_cells
 from console.selectors.engines import EngineView
+from console.selectors.payloads import is_final
 from console.templatetags.q_tags import DASH, Cells, at, duration, icon, places, ranks, state, tile
 
 _STAGED: dict[str, str] = {
@@ -242,7 +244,30 @@ def job_row_cells(job: Job) -> Cells:
 def job_list_cells(jobs: list[Job], *, slot: str) -> Cells:
     """The cells of all rows, and the rows themselves as `slot`, for those that are new."""
     cells: Cells = {}
+    rows = []
     for job in jobs:
-        cells |= job_row_cells(job)
-    cells[slot] = render_to_string(f"components/{slot}.html", {"jobs": jobs, "cells": cells})
+        row_cells, row = _row(job, slot)
+        cells |= row_cells
+        rows.append(row)
+    cells[slot] = SafeString("".join(rows))
     return cells
+
+
+# Of jobs that have ended: nothing in their rows will change any more.
+_ended_rows: dict[tuple[UUID, int, str], tuple[Cells, SafeString]] = {}
+MAX_ENDED_ROWS = 1000
+
+
+def _row(job: Job, slot: str) -> tuple[Cells, SafeString]:
+    """A job's cells and its row with them in it."""
+    key = (job.pk, job.version, slot)
+    known = _ended_rows.get(key)
+    if known is not None:
+        return known
+    cells = job_row_cells(job)
+    made = cells, render_to_string(f"components/{slot}.html", {"job": job, "cells": cells})
+    if is_final(job):
+        while len(_ended_rows) >= MAX_ENDED_ROWS:
+            _ended_rows.pop(next(iter(_ended_rows)), None)
+        _ended_rows[key] = made
+    return made

@@ -10,7 +10,7 @@ from celery import Celery
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.project.settings")
 
 app = Celery("quiesce")
-app.config_from_object("django.conf:settings", namespace="CELERY")
+app.config_from_object("console.project.celery_settings:CELERY")
 app.autodiscover_tasks(["console"], related_name="tasks")
 
 

@@ -1,6 +1,6 @@
 """What becomes of a claimed job: expired, dispatched, followed, finished.
 
-Each is a conditional UPDATE on (state, attempt): a worker that lost its claim gets None and stops.
+Each is conditional on (state, attempt): a worker that lost its claim gets None and stops.
 """
 
 from __future__ import annotations

@@ -17,11 +17,48 @@ from console.actors import Actor
 from console.choices import HOLDING_STATES, SHARED_KINDS, JobState
 from console.clock import db_now
 from console.models import Job, Outbox
+from console.prepared import Prepared
 from console.services.transitions import job_announce, job_let_next, job_move
 from engine.protocol import EngineState, QueryAnswer
 
 RING_AGAIN_S = 2.0
 RING_AGAIN_MAX_S = 15.0
+
+
+# What is looked for at each pass, and mostly not there.
+_OWED = Prepared(
+    lambda now: Outbox.objects.select_related("job").filter(
+        Q(job__not_before=None) | Q(job__not_before__lte=now)
+    ),
+    datetime,
+)
+_OVERDUE = Prepared(
+    lambda now: Job.objects.filter(
+        state__in=[JobState.ACCEPTED, JobState.CLAIMED], dispatch_by__lte=now
+    ),
+    datetime,
+)
+_LAPSED = Prepared(
+    lambda now: Job.objects.filter(
+        state__in=[JobState.CLAIMED, JobState.DISPATCHED], lease_until__lt=now
+    ),
+    datetime,
+)
+_UNKNOWN = Prepared(
+    lambda: Job.objects.select_related("engine").filter(state=JobState.RECONCILING).order_by("id")
+)
+_TO_CANCEL = Prepared(
+    lambda: Job.objects.select_related("engine").filter(
+        state__in=[JobState.DISPATCHED, JobState.RECONCILING], cancel_requested=True
+    )
+)
+_BLOCKED = Prepared(
+    lambda: (
+        Job.objects.select_related("engine")
+        .filter(state=JobState.ACCEPTED, blocked=True)
+        .order_by("created_at", "id")
+    )
+)
 
 
 def doorbells_ring(*, now: datetime | None = None) -> int:
@@ -31,8 +68,7 @@ def doorbells_ring(*, now: datetime | None = None) -> int:
     """
     now = now or db_now()
     rung = 0
-    due = Q(job__not_before=None) | Q(job__not_before__lte=now)
-    for owed in Outbox.objects.select_related("job").filter(due):
+    for owed in _OWED.all(now):
         pause_s = min(RING_AGAIN_MAX_S, RING_AGAIN_S * 2 ** min(owed.rings - 1, 6))
         since = max(owed.rung_at, owed.job.not_before or owed.rung_at)
         first_try = owed.job.not_before is not None and owed.rung_at < owed.job.not_before
@@ -50,41 +86,32 @@ def doorbells_ring(*, now: datetime | None = None) -> int:
 def jobs_overdue(*, now: datetime | None = None) -> list[Job]:
     """Unsent jobs whose time to be sent is over."""
     now = now or db_now()
-    return list(
-        Job.objects.filter(state__in=[JobState.ACCEPTED, JobState.CLAIMED], dispatch_by__lte=now)
-    )
+    return _OVERDUE.all(now)
 
 
 def jobs_lapsed(*, now: datetime | None = None) -> list[Job]:
     """Claimed or dispatched jobs whose worker has gone silent."""
     now = now or db_now()
-    return list(
-        Job.objects.filter(state__in=[JobState.CLAIMED, JobState.DISPATCHED], lease_until__lt=now)
-    )
+    return _LAPSED.all(now)
 
 
 def jobs_unknown() -> list[Job]:
     """Jobs to ask their engine about."""
-    return list(
-        Job.objects.select_related("engine").filter(state=JobState.RECONCILING).order_by("id")
-    )
+    return _UNKNOWN.all()
 
 
 def jobs_to_cancel() -> list[Job]:
     """Dispatched jobs whose cancelling an engine has yet to hear of."""
-    return list(
-        Job.objects.select_related("engine").filter(
-            state__in=[JobState.DISPATCHED, JobState.RECONCILING], cancel_requested=True
-        )
-    )
+    return _TO_CANCEL.all()
 
 
 def jobs_blocked_by_strangers() -> list[Job]:
     """The oldest blocked job of each engine that no job of ours holds."""
     found: dict[int, Job] = {}
-    rows = Job.objects.select_related("engine").filter(state=JobState.ACCEPTED, blocked=True)
-    for job in rows.order_by("created_at", "id"):
+    for job in _BLOCKED.all():
         found.setdefault(job.engine_id, job)
+    if not found:
+        return []
     exclusive = Job.objects.filter(engine_id__in=list(found)).exclude(kind__in=SHARED_KINDS)
     held = set(
         exclusive.filter(state__in=HOLDING_STATES).values_list("engine_id", flat=True)

@@ -1,4 +1,4 @@
-"""The one way a job changes state: a conditional UPDATE on (state, attempt), with its audit entry.
+"""The one way a job changes state: locked, looked at, written; with its audit entry.
 
 Whoever loses a race gets None and does nothing. Called by the job services only, inside their
 transaction.

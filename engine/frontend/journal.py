@@ -34,7 +34,8 @@ from engine.ipc.messages import ServingState
 _HEADER = struct.Struct("<II")  # length, crc32 of the payload; length 0 ends the file
 _MAX_RECORD_BYTES = 1 << 20
 _MAX_FIRST_BYTES = 512  # the first record is an identity
-_RESERVE_BYTES = 256 * 1024
+_RESERVE_BYTES = 256 * 1024  # the records of one operation
+_RESERVE_AT_ONCE = 4 * _RESERVE_BYTES  # a few hundred usual ones: each reservation is synced
 _COMPACT_BYTES = 64 << 20
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -89,15 +90,23 @@ class Journal:
     def reserve(self) -> None:
         """Make sure that the records of one operation will fit. Raises JournalFullError."""
         self._compact_if_long()
-        wanted = self._end + _RESERVE_BYTES
-        if self._reserved >= wanted:
+        if self._reserved >= self._end + _RESERVE_BYTES:
             return
         try:
-            os.posix_fallocate(self._fd, self._end, _RESERVE_BYTES)
+            size = self._allocate()
             os.fsync(self._fd)
         except OSError as error:
             raise _full(error) from error
-        self._reserved = wanted
+        self._reserved = self._end + size
+
+    def _allocate(self) -> int:
+        """How much room there is now; less on a disk that is nearly full, but enough for one."""
+        try:
+            os.posix_fallocate(self._fd, self._end, _RESERVE_AT_ONCE)
+        except OSError:
+            os.posix_fallocate(self._fd, self._end, _RESERVE_BYTES)
+            return _RESERVE_BYTES
+        return _RESERVE_AT_ONCE
 
     def append(self, record: Record, *, sync: bool = True) -> None:
         """Make one record durable, then visible in the index. Raises JournalFullError."""

@@ -33,7 +33,7 @@ from tests.bench.figures import CACHE, percentile, write  # noqa: E402
 from tests.fakes import plain_http  # noqa: E402
 from tests.fakes.supervised import Supervised, supervised  # noqa: E402
 
-PAUSE_S = 0.15  # between jobs: a socket may send twenty messages a second
+PAUSE_S = 0.15  # between jobs: each begins on an idle console, as one of a person does
 TERMINAL = ("succeeded", "failed", "partial", "expired", "cancelled", "interrupted")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
 from pathlib import Path
 
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tests.console.live_browser import ENDED, Browser, closed_with, hint
@@ -189,6 +190,21 @@ def test_nonsense_closes_with_4400(stack, cookie, text):
     with Browser(stack, cookie) as browser:
         browser.socket.send(text)
         assert closed_with(browser.socket) == 4400
+
+
+def test_one_that_asks_without_end_is_closed_and_another_is_not(stack, stack_engine, cookie):
+    topic = f"engine:{stack_engine.name}"
+    with Browser(stack, cookie) as flooding, Browser(stack, cookie) as other:
+        other.subscribe(topic)
+        other.next()
+        # Faster than any console could read: the socket is closed while it is still being asked.
+        with contextlib.suppress(ConnectionClosed):
+            for _ in range(20_000):
+                flooding.say(type="subscribe", topics=[topic])
+        assert closed_with(flooding.socket) == 4400
+        other.say(type="ping")
+        while other.next()["type"] != "pong":
+            continue  # an update of the engine
 
 
 def test_an_unknown_job_is_told_as_gone(stack, cookie):

@@ -29,7 +29,9 @@ def hung(valkey, monkeypatch, settings):
         monkeypatch.setattr(redis_away, "_seen_at", [])
         monkeypatch.setattr(redis_away, "REMEMBERED_S", 3600.0)
         monkeypatch.setattr(app.conf, "broker_write_url", url)
+        _connection.cache_clear()  # a process has one broker
         yield server
+    _connection.cache_clear()
 
 
 def accepted(server: socket.socket) -> int:

@@ -190,6 +190,36 @@ def test_reserved_room_takes_the_records_of_an_operation_on_a_full_disk(tmp_path
     again.close()
 
 
+def test_room_is_reserved_for_several_operations_or_on_a_nearly_full_disk_for_one(
+    tmp_path: Path,
+) -> None:
+    journal = open_journal(tmp_path / "roomy")
+    journal.reserve()
+    size = (tmp_path / "roomy").stat().st_size
+    for record in history(50):
+        journal.reserve()
+        journal.append(record)
+    assert (tmp_path / "roomy").stat().st_size == size
+    journal.close()
+
+    path = tmp_path / "nearly-full"
+    journal = open_journal(path)
+    begins = path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (begins + 300 * 1024, limits[1]))
+    try:
+        journal.reserve()
+        for record in history(1):
+            journal.append(record)
+        with pytest.raises(JournalFullError):
+            for record in history(2000):
+                journal.reserve()
+                journal.append(record)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    journal.close()
+
+
 def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     import struct
     import zlib
