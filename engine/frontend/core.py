@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -24,6 +23,7 @@ from engine.frontend.new_state import new_state
 from engine.frontend.operation_state import Current, Ended, Kill, SendTo
 from engine.frontend.operations import Operations
 from engine.frontend.rank_calls import RankCalls
+from engine.frontend.rank_socket import RankSocket
 from engine.frontend.rank_table import RankTable
 from engine.frontend.requests import RequestManager
 from engine.frontend.storage_admin import StorageAdmin
@@ -122,10 +122,9 @@ class Frontend:
         self.loading: dict[int, Loading] = {}
         self.publish: Callable[[EventBody], None] = lambda _: None
         self._context = zmq.asyncio.Context()
-        self._ranks = self._socket(zmq.ROUTER)
-        self._ranks.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._ranks.bind(config.ranks_address)
-        self._launch = self._socket(zmq.DEALER)
+        self._ranks = RankSocket(config.ranks_address)
+        self._launch = self._context.socket(zmq.DEALER)
+        self._launch.setsockopt(zmq.LINGER, 0)
         self._launch.connect(config.launch_address)
         self._state_told: tuple[object, ...] = ()
         self._state_told_at = 0.0
@@ -134,22 +133,16 @@ class Frontend:
         self._disk_fault_told = ""
         self._busy = False
 
-    def _socket(self, kind: int) -> zmq.asyncio.Socket:
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 100_000)
-        socket.setsockopt(zmq.RCVHWM, 100_000)
-        return socket
-
     async def run(self) -> None:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._hear_ranks())
+            tasks.create_task(self._ranks.run(self._on_rank_message))
             tasks.create_task(self._hear_launch())
             tasks.create_task(self._tick())
 
     def close(self) -> None:
         """Give sockets and journal up."""
+        self._ranks.close()
         self._context.destroy(linger=0)
         self.journal.close()
 
@@ -227,11 +220,6 @@ class Frontend:
         self.requests.pump()
 
     # ---- inputs ------------------------------------------------------------------------------
-
-    async def _hear_ranks(self) -> None:
-        while True:
-            _, frame = await self._ranks.recv_multipart()
-            self._on_rank_message(frame)
 
     def _on_rank_message(self, frame: bytes) -> None:
         message = decode_from_rank(frame)
@@ -351,12 +339,8 @@ class Frontend:
         return {rank: inc for rank, inc in alive.items() if self.table.is_known(rank, inc)}
 
     def _send_to_rank(self, rank: int, message: ToRankMessage) -> None:
-        identity = f"rank-{rank}-{message.inc}".encode()
-        future = asyncio.ensure_future(
-            self._ranks.send_multipart([identity, encode(message)], zmq.NOBLOCK)
-        )
         # A rank that is not connected hears it again (operations) or is seen to be dead (requests).
-        future.add_done_callback(_ignore_unreachable)
+        self._ranks.send(f"rank-{rank}-{message.inc}".encode(), encode(message))
 
     def _operation_view(self, current: Current) -> OperationView:
         return operation_view(
@@ -414,10 +398,3 @@ class Frontend:
 
 def _unused(_: object) -> None:
     """The count is known before."""
-
-
-def _ignore_unreachable(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        error = future.exception()
-        if error is not None and not isinstance(error, zmq.ZMQError):
-            raise error

@@ -26,7 +26,10 @@ SOCKETS = 200
 @pytest.fixture(scope="module")
 def pg_stack(postgres_url):
     made = Stack(
-        database_url=postgres_url, workers=2, env={"QUIESCE_DATABASE_POOL_SIZE": str(POOL)}
+        database_url=postgres_url,
+        workers=2,
+        # As fast as it can: what is looked at is the pool.
+        env={"QUIESCE_DATABASE_POOL_SIZE": str(POOL), "QUIESCE_API_RATE_PER_SECOND": "100000"},
     )
     try:
         made.up()
