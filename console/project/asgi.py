@@ -14,12 +14,13 @@ from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
-from django.urls import path, re_path  # noqa: E402
+from django.urls import get_resolver, path, re_path  # noqa: E402
 
 from console.consumers.hub import Hub  # noqa: E402
 from console.consumers.live import LiveConsumer  # noqa: E402
 from console.consumers.origin import SameOrigin, refuse  # noqa: E402
 from console.pages.fragments import register_all  # noqa: E402
+from console.project.garbage import keep_what_is_loaded  # noqa: E402
 from console.project.handler import OneThreadHandler  # noqa: E402
 from console.project.limits import BodyLimit  # noqa: E402
 from console.project.threads import take_turns  # noqa: E402
@@ -45,3 +46,5 @@ application = ProtocolTypeRouter(
         ),
     }
 )
+_ = get_resolver().url_patterns  # all pages and the API: else the first request would load them
+keep_what_is_loaded()

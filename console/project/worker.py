@@ -10,6 +10,7 @@ from celery import bootsteps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
+from console.project.garbage import keep_what_is_loaded
 from console.project.threads import take_turns
 from console.snapshots import beat_put
 from console.tasks.carry import FOLLOW_LIMIT_S, GREET_HOLD_S
@@ -47,7 +48,8 @@ class StartCheck(bootsteps.Step):  # type: ignore[misc]
             raise ImproperlyConfigured(
                 "There is no secret key: set QUIESCE_SECRET_KEY, or run `manage.py prepare_state`."
             )
-        take_turns()  # the children, which carry jobs, inherit it
+        take_turns()  # the children, which carry jobs, inherit both
+        keep_what_is_loaded()
         super().__init__(parent, **kwargs)
 
 
