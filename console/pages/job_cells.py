@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from datetime import datetime
 from uuid import UUID
@@ -255,6 +256,7 @@ def job_list_cells(jobs: list[Job], *, slot: str) -> Cells:
 
 # Of jobs that have ended: nothing in their rows will change any more.
 _ended_rows: dict[tuple[UUID, int, str], tuple[Cells, SafeString]] = {}
+_rows_lock = threading.Lock()
 MAX_ENDED_ROWS = 1000
 
 
@@ -267,7 +269,8 @@ def _row(job: Job, slot: str) -> tuple[Cells, SafeString]:
     cells = job_row_cells(job)
     made = cells, render_to_string(f"components/{slot}.html", {"job": job, "cells": cells})
     if is_final(job):
-        while len(_ended_rows) >= MAX_ENDED_ROWS:
-            _ended_rows.pop(next(iter(_ended_rows)), None)
-        _ended_rows[key] = made
+        with _rows_lock:
+            while len(_ended_rows) >= MAX_ENDED_ROWS:
+                del _ended_rows[next(iter(_ended_rows))]
+            _ended_rows[key] = made
     return made

@@ -96,7 +96,7 @@ def engine_register(
     """
     now = now or db_now()
     given = labels_check(labels) if labels is not None else None
-    known = Engine.objects.select_for_update().filter(name=name).first()
+    known = Engine.objects.select_for_update(no_key=True).filter(name=name).first()
     is_there = known is not None and known.removed_at is None
     if is_there and known is not None:
         actor.rights.require(Act.ENGINES, labels_of_engine(known))
@@ -145,7 +145,7 @@ def engine_change(
     Raises EngineNotFound, Forbidden, Invalid.
     """
     engine = engine_named(name, rights=actor.rights)
-    engine = Engine.objects.select_for_update().get(pk=engine.pk)
+    engine = Engine.objects.select_for_update(no_key=True).get(pk=engine.pk)
     given = {
         "enabled": enabled,
         "labels": labels_check(labels) if labels is not None else None,
@@ -186,7 +186,7 @@ def engine_remove(
     now = now or db_now()
     engine = engine_named(name, rights=actor.rights)
     actor.rights.require(Act.ENGINES, labels_of_engine(engine))
-    engine = Engine.objects.select_for_update().get(pk=engine.pk)
+    engine = Engine.objects.select_for_update(no_key=True).get(pk=engine.pk)
     open_jobs = Job.objects.filter(engine=engine, state__in=OPEN_STATES).count()
     if open_jobs:
         noun = "job has" if open_jobs == 1 else "jobs have"

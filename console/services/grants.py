@@ -82,7 +82,7 @@ def grant_give(
         raise Invalid(f"a role is one of {', '.join(Role.values)}")
     selector = selector_read(selector).text
     max_timeout_s, allowed = _limits_check(max_timeout_s, modes)
-    user = User.objects.select_for_update().filter(username=username).first()
+    user = User.objects.select_for_update(no_key=True).filter(username=username).first()
     if user is None:
         raise NotFound(f"no user is named {username!r}")
     wanted = {"max_timeout_s": max_timeout_s, "modes": allowed, "may_force": may_force}
@@ -119,7 +119,7 @@ def last_admin_check(*, without: User, grant: RoleGrant | None = None) -> None:
 
     Locks those who can, so that two admins cannot take each other's role at once.
     """
-    rows = RoleGrant.objects.select_for_update().filter(
+    rows = RoleGrant.objects.select_for_update(no_key=True).filter(
         role=Role.ADMIN, selector="", user__is_active=True
     )
     left = [row for row in rows if row.user_id != without.pk]

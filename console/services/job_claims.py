@@ -47,9 +47,10 @@ def job_claim(*, job_id: UUID, owner: str, now: datetime | None = None) -> Job |
                 },
                 facts={"owner": owner},
             )
-            return job if job is None or _still_allowed(job, now) else None
     except IntegrityError:
         return None  # another job holds the engine: the index is the last word
+    # On its own, for it ends the job: its lock of the engine comes before that of the audit log.
+    return job if job is None or _still_allowed(job, now) else None
 
 
 def _is_due(job: Job, *, now: datetime) -> bool:

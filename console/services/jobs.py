@@ -56,7 +56,7 @@ _KEYED = Prepared(
     *(str, str),
 )
 _ENGINE = Prepared(
-    lambda pk: Engine.objects.select_for_update().filter(pk=pk).values_list("pk"), int
+    lambda pk: Engine.objects.select_for_update(no_key=True).filter(pk=pk).values_list("pk"), int
 )
 
 

@@ -112,7 +112,7 @@ def token_create(
 
     Raises NotFound (user), Forbidden, Conflict (disabled, too many), Invalid.
     """
-    owner = User.objects.select_for_update().filter(username=username).first()
+    owner = User.objects.select_for_update(no_key=True).filter(username=username).first()
     if owner is None or (owner.pk != actor.rights.user_id and not actor.rights.may(Act.USERS)):
         raise NotFound(f"no user is named {username!r}")
     _whose_require(owner, actor.rights)
@@ -190,7 +190,7 @@ def token_revoke(
     Forbidden, Invalid (the reason). Revoking twice is once."""
     now = now or db_now()
     reason = reason_read(reason)
-    rows = ApiToken.objects.select_related("user").select_for_update()
+    rows = ApiToken.objects.select_related("user").select_for_update(no_key=True)
     token = rows.filter(prefix=prefix).first()
     rights = actor.rights
     if token is None or (token.user_id != rights.user_id and not rights.may(Act.USERS)):

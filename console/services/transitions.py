@@ -30,7 +30,7 @@ from console.choices import (
     Mode,
     Via,
 )
-from console.models import Job, JobRankResult, Outbox
+from console.models import Engine, Job, JobRankResult, Outbox
 from console.prepared import Prepared
 from console.rows import row_delete, row_update, rows_insert
 from console.selectors.jobs import ranks_of
@@ -40,8 +40,16 @@ from engine.protocol import RankResult
 _JOB = Prepared(
     lambda pk: (
         Job.objects.select_related("engine", "requested_by")
-        .select_for_update(of=("self",))
+        .select_for_update(of=("self",), no_key=True)
         .filter(pk=pk)
+    ),
+    UUID,
+)
+_ENGINE_OF = Prepared(
+    lambda job: (
+        Engine.objects.filter(jobs=job)
+        .select_for_update(of=("self",), no_key=True)
+        .values_list("pk")
     ),
     UUID,
 )
@@ -241,6 +249,10 @@ def job_move(
     assert connection.in_atomic_block
     sources = frozenset(frm)
     assert all(to in TRANSITIONS[source] for source in sources), (sources, to)
+    outcome, ranks = to in TERMINAL_STATES, list(ranks)
+    if outcome:
+        # Before the job's own row: an end also lets the next job go, which may be ending itself.
+        _ENGINE_OF.first(job_id)
     job = job_locked(job_id)
     if job is None or job.state not in sources or attempt not in (None, job.attempt):
         return None
@@ -249,7 +261,6 @@ def job_move(
     values: dict[str, Any] = {"state": to, "updated_at": now, **(fields or {})}
     if to == JobState.CLAIMED:
         values["attempt"] = job.attempt + 1
-    outcome, ranks = to in TERMINAL_STATES, list(ranks)
     if outcome:
         values |= {"phase": None, "finished_at": now, "lease_until": None, "lease_owner": ""}
         values |= {"blocked": False, "blocked_by": ""}

@@ -49,7 +49,7 @@ def _audit(
 
 
 def _locked(username: str) -> User:
-    user = User.objects.select_for_update().filter(username=username).first()
+    user = User.objects.select_for_update(no_key=True).filter(username=username).first()
     if user is None:
         raise NotFound(f"no user is named {username!r}")
     return user

@@ -10,6 +10,7 @@ The checksum is zlib's CRC-32, not CRC-32C: docs/decisions/0003.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -111,6 +112,8 @@ class Journal:
     def append(self, record: Record, *, sync: bool = True) -> None:
         """Make one record durable, then visible in the index. Raises JournalFullError."""
         payload = _encode(record)
+        if len(payload) > _MAX_RECORD_BYTES:  # it could not be read again, nor what is behind it
+            raise _full(OSError(errno.EFBIG, "a record is too long"))
         frame = _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
         try:
             _write_all(self._fd, frame, self._end)
@@ -142,16 +145,16 @@ class Journal:
             self.index.apply(record)
             offset += _HEADER.size + length
         self._end = offset
-        if _is_damaged(data, offset):
+        is_torn = bool(data[offset:].strip(b"\0"))
+        if is_torn and _is_damaged(data, offset):
             raise JournalError(
                 f"journal {self._path} is damaged at byte {offset}: restore it, or move it away to "
                 "start as another engine"
             )
-        if any(data[offset:]):  # a torn tail: nothing after it was ever acknowledged
+        if is_torn:  # nothing of this tail was ever acknowledged
             os.ftruncate(self._fd, offset)
             os.fsync(self._fd)
-        else:
-            self._reserved = len(data)
+        # What is behind the end may be a hole in a copied file: it is reserved anew.
 
     def _compact_if_long(self) -> None:
         """Between operations. Without room for a second file the first one just grows on."""

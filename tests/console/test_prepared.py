@@ -11,12 +11,10 @@ import pkgutil
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import psycopg
 import pytest
 from django.core.management import call_command
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import Model
-from django.db.utils import ConnectionHandler
 
 import console.selectors
 import console.services
@@ -27,7 +25,7 @@ from console.ids import uuid7
 from console.models import AuditEntry, Engine, Job, JobRankResult, Outbox, User
 from console.params import FlushParams
 from console.prepared import Prepared, prefetched
-from console.project.databases import database_from_url, sqlite_database
+from console.project.databases import sqlite_database
 from console.rows import row_delete, row_update, rows_insert
 from console.selectors.access import rights_of
 from console.services.engines import engine_register
@@ -36,6 +34,7 @@ from console.services.jobs import Origin, job_create
 from console.services.tokens import token_create
 from console.services.users import user_create
 from tests.console.test_job_services import dispatched, result_of
+from tests.fakes.databases import as_default, postgres_database
 
 BY_HAND = Actor.system("test")
 MODULES = [
@@ -57,24 +56,12 @@ def database(request, tmp_path_factory, django_db_blocker):
     if request.param == "sqlite":
         settings = sqlite_database(tmp_path_factory.mktemp("prepared") / "console.sqlite3")
     else:
-        url = request.getfixturevalue("postgres_url")
-        with psycopg.connect(url, autocommit=True) as owner:
-            owner.execute("CREATE DATABASE prepared")
-        settings = database_from_url(url.replace("/postgres?", "/prepared?"), pool_size=4)
-    usual = connections["default"]
-    made = ConnectionHandler({"default": settings})["default"]
-    with django_db_blocker.unblock():
-        connections["default"] = made
-        try:
-            assert connection.vendor == request.param
-            call_command("migrate", verbosity=0)
-            fill()
-            yield request.param
-        finally:
-            made.close()
-            if request.param == "postgresql":
-                made.close_pool()
-            connections["default"] = usual
+        settings = postgres_database(request.getfixturevalue("postgres_url"), "prepared")
+    with django_db_blocker.unblock(), as_default(settings, is_last=True):
+        assert connection.vendor == request.param
+        call_command("migrate", verbosity=0)
+        fill()
+        yield request.param
 
 
 def fill():

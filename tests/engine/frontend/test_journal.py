@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import resource
 from pathlib import Path
@@ -218,6 +220,35 @@ def test_room_is_reserved_for_several_operations_or_on_a_nearly_full_disk_for_on
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     journal.close()
+
+
+def test_room_is_reserved_anew_after_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal that was copied may have a hole where its room was."""
+    journal = open_journal(tmp_path / "j")
+    journal.reserve()
+    journal.close()
+    again = open_journal(tmp_path / "j")
+
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(JournalFullError):
+        again.reserve()
+    again.close()
+
+
+def test_a_record_that_could_not_be_read_again_is_refused(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "j")
+    with pytest.raises(JournalFullError):
+        journal.append(Sealed(op_id="x" * (1 << 20)))
+    journal.append(Sealed(op_id="later"))
+    journal.close()
+    again = open_journal(tmp_path / "j")
+    assert list(again.index.sealed) == ["later"]
+    again.close()
 
 
 def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
