@@ -299,9 +299,9 @@ class Frontend:
             log.error("the end of an operation cannot be written, trying on", reason=fault)
         self._disk_fault_told = fault
 
-    def _tell_state(self, now: float) -> None:
+    def _tell_state(self, now: float, *, is_news: bool = False) -> None:
         # Made up whenever something came, and else only as often as time alone may change it.
-        if not self._is_state_stale and now - self._state_seen_at < _STATE_S:
+        if not is_news and not self._is_state_stale and now - self._state_seen_at < _STATE_S:
             return
         self._state_seen_at, self._is_state_stale = now, False
         state = self.state()
@@ -360,6 +360,7 @@ class Frontend:
                     self.requests.flushed(rank.dp_rank)
         self.operations.ended(result)
         self.publish(OperationEnded(result=result))
+        self._tell_state(time.monotonic(), is_news=True)  # who reads the end may look at once
         if result.kind in WEIGHT_UPDATES:
             operation = self.operations.operation_of(result.op_id)
             if isinstance(operation, UpdateWeightsFromDistributed) and result.staged_s is None:

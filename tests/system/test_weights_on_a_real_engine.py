@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes import plain_http
 from tests.fakes.supervised import Supervised
+from tests.fakes.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 PROMPT = "The capital of France is"
@@ -104,7 +105,8 @@ def test_uploaded_files_are_served(stack, models) -> None:
 
 def test_a_pause_is_seen_and_ended(stack) -> None:
     assert do(stack, "pause_generation", pause_mode="in_place")["state"] == "succeeded"
-    assert stack.api("GET", "/engines/local").json()["paused"] == "in_place"
+    # The engine tells its state by itself, soon after the end of an operation.
+    wait_until(lambda: stack.api("GET", "/engines/local").json()["paused"] == "in_place")
     assert do(stack, "continue_generation")["state"] == "succeeded"
     assert do(stack, "update_weight_version", new_version="named")["state"] == "succeeded"
     assert do(stack, "repair")["state"] == "succeeded"

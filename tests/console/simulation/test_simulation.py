@@ -22,7 +22,7 @@ from tests.console.simulation.world import ENGINES, World
 JOBS = 5000  # in bin/test; --full runs three times as many besides
 PARTS = 8
 SEEDS = 40
-MUTANT_SEEDS, MUTANT_ASKS = 8, 48
+MUTANT_SEEDS, MUTANT_ASKS = 40, 48
 
 
 @pytest.fixture(scope="module")
