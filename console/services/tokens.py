@@ -36,7 +36,6 @@ MAX_LIFE = timedelta(days=90)
 MAX_LIVE = 100  # tokens of one owner that have not ended
 _NO_DIGEST = hashlib.sha256(b"no such token").hexdigest()
 
-
 _TOKEN = Prepared(lambda prefix: ApiToken.objects.select_related("user").filter(prefix=prefix), str)
 
 
