@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ GROUPS = (
     "tests/conformance",
     "tests",
 )
+REASON_LINES = 40  # of one failed group, said again at the end
 AT_ONCE = 3  # each waits for its own processes about as much as it computes
 
 
@@ -71,7 +73,7 @@ class Ended:
 def _all_groups(pytest: list[str]) -> int:
     """Whoever is free takes the next group. Each is shown whole when it has ended."""
     started = time.monotonic()
-    failed = []
+    failed: list[Ended] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = [pool.submit(_run, group, pytest) for group in GROUPS]
         try:
@@ -81,13 +83,21 @@ def _all_groups(pytest: list[str]) -> int:
                 sys.stdout.flush()
                 say(f"{ended.group}: status {ended.status} after {ended.took_s:.0f} s")
                 if ended.status:
-                    failed.append(ended.group)
+                    failed.append(ended)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     say(f"tests ended after {time.monotonic() - started:.0f} s")
-    if failed:
-        say(f"failed: {', '.join(sorted(failed))}")
+    for ended in failed:
+        say(f"failed: {ended.group}")
+        print(*reasons(ended.output), sep="\n", flush=True)
     return 1 if failed else 0
+
+
+def reasons(output: bytes) -> list[str]:
+    """Of what pytest wrote in colours: what was not so, where, and in which test."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", output.decode(errors="replace"))
+    said = re.findall(r"^(?:E  |FAILED |ERROR |\S+\.py:\d+: ).*$", plain, re.MULTILINE)
+    return (said or plain.splitlines())[-REASON_LINES:]
 
 
 def _run(group: str, pytest: list[str]) -> Ended:

@@ -43,6 +43,14 @@ _ENGINE = Prepared(
     *(UUID, int, str),
 )
 
+# Unsent when it should have been sent.
+_LATE = Prepared(
+    lambda pk, now: Job.objects.filter(
+        pk=pk, state__in=sorted(UNSENT_STATES), dispatch_by__lte=now
+    ).values_list("pk"),
+    *(UUID, datetime),
+)
+
 DEADLINE_JITTER_S = 0.25  # a deadline that moved by less was not moved by anyone
 
 # The engine was asked once and said that it changed nothing. After any other failure an earlier
@@ -62,7 +70,6 @@ CLEAN_REFUSALS = frozenset(
 )
 
 
-@transaction.atomic
 def job_expire(
     *,
     job_id: UUID,
@@ -72,24 +79,30 @@ def job_expire(
     message: str = "",
     now: datetime | None = None,
 ) -> Job | None:
-    """End a job that was not sent in time: provably without effect."""
+    """End a job that was not sent in time: provably without effect.
+
+    Asked of each job that was rung for twice: nothing is locked before there is something to end.
+    """
     now = now or db_now()
-    return job_move(
-        job_id=job_id,
-        frm=UNSENT_STATES,
-        to=JobState.EXPIRED,
-        attempt=attempt,
-        where=lambda job: job.dispatch_by is not None and job.dispatch_by <= now,
-        actor=None,
-        process=process,
-        now=now,
-        fields={
-            "error": {
-                "code": code,
-                "message": message or "no worker sent it before its deadline; nothing was sent",
-            }
-        },
-    )
+    if _LATE.first(job_id, now) is None:
+        return None
+    with transaction.atomic():
+        return job_move(
+            job_id=job_id,
+            frm=UNSENT_STATES,
+            to=JobState.EXPIRED,
+            attempt=attempt,
+            where=lambda job: job.dispatch_by is not None and job.dispatch_by <= now,
+            actor=None,
+            process=process,
+            now=now,
+            fields={
+                "error": {
+                    "code": code,
+                    "message": message or "no worker sent it before its deadline; nothing was sent",
+                }
+            },
+        )
 
 
 @transaction.atomic

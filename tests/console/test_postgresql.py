@@ -122,7 +122,7 @@ def test_an_asker_and_a_dispatch_take_their_locks_in_one_order(pg_stack):
             asker.execute("SET deadlock_timeout = 1")  # ms: it is the one that would be told
             asker.execute("SELECT 1 FROM console_engine WHERE name = %s FOR UPDATE", [engine.name])
             pg_stack.start("worker")
-            wait_until(lambda: pg_stack.sql(waiting) == [(1,)])
+            wait_until(lambda: pg_stack.sql(waiting) != [(0,)])
             asker.execute("SELECT pg_advisory_xact_lock(1903520101)")  # as an entry's append does
         assert pg_stack.ended(job_id)["state"] == "succeeded"
 

@@ -14,18 +14,20 @@ from pathlib import Path
 
 import pytest
 from django.core.management import call_command
+from django.db import connection, transaction
 
 from console import dispatch, notify
 from console.actors import Actor
 from console.choices import Follow, JobState, OnConflict, Via
 from console.clock import db_now
-from console.models import Job, RoleGrant, User
+from console.models import Engine, Job, RoleGrant, User
 from console.params import FlushParams
 from console.selectors.access import rights_of
 from console.services import job_control
 from console.services.engines import engine_register
-from console.services.job_claims import job_claim, job_release
+from console.services.job_claims import job_adopt, job_claim, job_release
 from console.services.job_control import job_cancel
+from console.services.job_run import job_expire
 from console.services.jobs import Origin, job_create
 from console.services.users import user_create
 from tests.console.test_job_services import dispatched
@@ -150,6 +152,26 @@ def test_a_job_is_repeated_while_it_is_cancelled(database):
             lambda job=first: ask(origin=Origin(job, Follow.RETRY)),
         )
         end_all()
+
+
+def test_a_doorbell_too_many_waits_for_nobody(database):
+    """Found as a worker's thread that waited for a dispatch: it wanted to end what was not late."""
+    job = ask()
+    assert job_claim(job_id=job.pk, owner="w") is not None
+
+    def another():
+        connection.cursor().execute("SET lock_timeout = '200ms'")
+        try:
+            assert job_claim(job_id=job.pk, owner="v") is None
+            assert job_adopt(job_id=job.pk, owner="v") is None
+            assert job_expire(job_id=job.pk, process="worker") is None
+        finally:
+            connection.cursor().execute("RESET lock_timeout")
+
+    with transaction.atomic():
+        Engine.objects.select_for_update(no_key=True).get()
+        at_once(database, another)
+    cancel(job)
 
 
 def test_rows_that_others_refer_to_are_locked_without_their_keys():
