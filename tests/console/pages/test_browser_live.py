@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -194,8 +195,30 @@ def test_keys_and_palette_go_places_and_change_nothing(tab, engine):
     tab.goto("/")
     page.keyboard.press("/")
     page.keyboard.type(engine.name)
+    page.keyboard.press("Enter")  # it may be on another page of the list
+    page.wait_for_url(f"**/?q={engine.name}")
     until(lambda: page.locator("#engines tbody tr:visible").count() == 1, page)
     assert engine.submits() == []
+
+
+def test_a_filter_holds_for_engines_that_come_later(tab, stack, engine):
+    # Sorted before all others, so on this page of the list.
+    with FakeEngine(stack.run_dir, name=f"a-{uuid.uuid4().hex[:6]}") as first:
+        stack.register(first)
+        tab.goto("/")
+        page, shown = tab.page, tab.page.locator("#engines tbody tr:visible")
+        page.keyboard.press("/")
+        page.keyboard.type(first.name)
+        until(lambda: shown.count() == 1, page)
+        with FakeEngine(stack.run_dir, name=f"a-{uuid.uuid4().hex[:6]}") as later:
+            stack.register(later)
+            page.locator(f"#engines tr:has-text('{later.name}')").wait_for(state="attached")
+            page.wait_for_timeout(200)
+            assert shown.count() == 1
+        assert not page.is_visible("#none-typed")
+        page.keyboard.type("-nothing")
+        page.locator("#none-typed").wait_for()
+        assert shown.count() == 0
 
 
 def test_the_plan_follows_the_form_without_moving_focus(tab, engine):
