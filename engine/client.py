@@ -114,6 +114,16 @@ class EngineClient:
             self._socket.setsockopt(zmq.LINGER, 0)
         self.close()
 
+    def renew(self) -> bool:
+        """Begin another conversation, with its own Hello, on the socket of one that is over.
+
+        False: that is not connected, or something has come that was not received; then `close`.
+        """
+        self._is_greeted = False
+        if self._socket is None or self._backlog:
+            return False
+        return self._socket.poll(0, zmq.POLLIN | zmq.POLLOUT) == zmq.POLLOUT
+
     def _open(self) -> zmq.Socket[bytes]:
         if self._socket is None:
             socket = self._context.socket(zmq.DEALER)

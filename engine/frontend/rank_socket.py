@@ -25,12 +25,16 @@ class RankSocket:
         self._socket.setsockopt(zmq.RCVHWM, 100_000)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(address)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
         self._heard: Callable[[bytes], None] | None = None
         self._ended: asyncio.Future[None] | None = None
         self._is_due = False
 
     def close(self) -> None:
-        """Give it up."""
+        """Give it up; `run` returns."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+            asyncio.get_running_loop().remove_reader(self._fd)  # while it is still one
         self._context.destroy(linger=0)
 
     def send(self, identity: bytes, frame: bytes) -> bool:
@@ -44,17 +48,17 @@ class RankSocket:
         return True
 
     async def run(self, heard: Callable[[bytes], None]) -> None:
-        """Hand each message to `heard` until cancelled. Raises what `heard` raises."""
+        """Hand each message to `heard` until closed or cancelled. Raises what `heard` raises."""
         loop = asyncio.get_running_loop()
         self._heard, self._ended = heard, loop.create_future()
-        fd = int(self._socket.getsockopt(zmq.FD))
-        loop.add_reader(fd, self._receive)
+        loop.add_reader(self._fd, self._receive)
         try:
             self._receive()  # what came before
             await self._ended
         finally:
             self._ended = None
-            loop.remove_reader(fd)
+            if not self._socket.closed:
+                loop.remove_reader(self._fd)
 
     def _look_again(self) -> None:
         """The descriptor tells of news once, and sending may take that away from who reads."""

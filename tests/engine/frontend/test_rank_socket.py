@@ -112,3 +112,11 @@ async def test_a_fault_in_who_listens_ends_the_frontend(socket: RankSocket, tmp_
             await socket.run(take)
         finally:
             socket.send(b"rank-0-1", b"end")
+
+
+async def test_a_socket_that_is_closed_ends_who_listens(tmp_path: Path) -> None:
+    socket = RankSocket(f"ipc://{tmp_path}/c")
+    running = asyncio.create_task(socket.run(lambda frame: None))
+    await asyncio.sleep(0)
+    socket.close()
+    await running
