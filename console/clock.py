@@ -8,13 +8,19 @@ bring its own time.
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Protocol
 
+import structlog
 from django.db import connection
+
+log = structlog.get_logger(__name__)
 
 
 class Ticks(Protocol):
@@ -53,19 +59,73 @@ class Clock:
 
 
 class _Thread:
+    """Begins when the first step is due: most callers have stopped it by then."""
+
     def __init__(self, period_s: float, step: Callable[[], bool], name: str) -> None:
         self._period_s, self._step = period_s, step
         self._stop = threading.Event()
+        self._lock = threading.Lock()  # of whether it has begun
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        _starter().start_at(time.monotonic() + period_s, self._begin)
 
     def stop(self, *, within_s: float) -> None:
-        self._stop.set()
-        self._thread.join(timeout=within_s)
+        with self._lock:
+            self._stop.set()
+            has_begun = self._thread.ident is not None
+        if has_begun:
+            self._thread.join(timeout=within_s)
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self._stop.is_set():
+                self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._period_s) and self._step():
+        while self._step() and not self._stop.wait(self._period_s):
             continue
+
+
+class _Starter:
+    """One thread a process that calls what is due. What it calls must not wait."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()  # in place of comparing what is called
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="starter", daemon=True).start()
+
+    def start_at(self, at_s: float, call: Callable[[], None]) -> None:
+        with self._changed:
+            is_next = not self._due or at_s < self._due[0][0]
+            heapq.heappush(self._due, (at_s, next(self._count), call))
+            if is_next:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due or self._due[0][0] > time.monotonic():
+                    left_s = self._due[0][0] - time.monotonic() if self._due else None
+                    self._changed.wait(left_s)
+                _, _, call = heapq.heappop(self._due)
+            try:
+                call()
+            except Exception as error:  # of threads, there may be too many; others still are due
+                log.error("not begun", exc_info=error)
+
+
+_starters: dict[int, _Starter] = {}
+_starters_lock = threading.Lock()
+
+
+def _starter() -> _Starter:
+    """This process's; threads do not live on in a child."""
+    with _starters_lock:
+        pid = os.getpid()
+        if pid not in _starters:
+            _starters.clear()
+            _starters[pid] = _Starter()
+        return _starters[pid]
 
 
 _clock = Clock()

@@ -12,7 +12,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any  # a channel layer is known to Channels by name only
 
@@ -26,6 +26,7 @@ from redis.retry import Retry
 log = structlog.get_logger(__name__)
 
 FLEET = "fleet"
+JOB = "job"
 JOBS = "jobs"
 PENDING = "pending"
 HINT = "live.hint"  # a topic changed
@@ -48,7 +49,7 @@ def fleet_page_of(topic: str) -> tuple[str, str]:
 
 
 def topic_base(topic: str) -> str:
-    """Whose hints are heard for a topic: each page of the fleet hears those of the fleet, and what
+    """By which hints a topic is marked: each page of the fleet by those of the fleet, and what
     changes the list of jobs may change that of pending ones."""
     if topic == PENDING:
         return JOBS
@@ -62,12 +63,23 @@ def engine_topic(name: str) -> str:
 
 def job_topic(job_id: object) -> str:
     """The topic of one job."""
-    return f"job:{job_id}"
+    return f"{JOB}:{job_id}"
 
 
 def topic_group(topic: str) -> str:
-    """The channel layer's name of a topic: it allows letters, digits, `-`, `_` and `.` only."""
-    return "topic." + topic_base(topic).replace(":", ".")
+    """Where a topic's hints are sent: the channel layer allows letters, digits, `-`, `_`, `.` only.
+
+    Those of all jobs are one group, because each also changes the list: one message tells both.
+    """
+    base = topic_base(topic)
+    return "topic." + (JOBS if base.startswith(f"{JOB}:") else base.replace(":", "."))
+
+
+def topics_told(message: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(topic, kind) of all that a hint marks."""
+    topic, kind = str(message["topic"]), str(message["type"])
+    told = [(topic_base(topic), kind)]
+    return [*told, (JOBS, HINT)] if topic.startswith(f"{JOB}:") else told
 
 
 def session_group(session_key: str) -> str:
@@ -210,7 +222,6 @@ def topic_changed(topic: str, kind: str = HINT) -> None:
 def job_changed(job_id: object, *, has_ended: bool) -> None:
     """Hint that a job, and so both lists of jobs, changed."""
     topic_changed(job_topic(job_id), ENDED if has_ended else HINT)
-    topic_changed(JOBS)
 
 
 def engine_changed(name: str) -> None:

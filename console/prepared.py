@@ -84,7 +84,8 @@ class Prepared(Generic[T]):
     def __init__(self, make: Callable[..., QuerySet[Any, T]], *kinds: type) -> None:
         self._make = make
         self._kinds = kinds
-        self._statements: dict[str, _Statement[T]] = {}
+        self._statements: dict[str, _Statement[T]] = {}  # by kind of database
+        self._counts: dict[str, _Statement[Any]] = {}
 
     def all(self, *values: object) -> list[T]:
         """Every row that is found. Raises TransactionManagementError where rows are to be locked
@@ -93,12 +94,21 @@ class Prepared(Generic[T]):
 
     def count(self, *values: object) -> int:
         """How many rows are found."""
-        return int(self._statement(values).counted().rows(values)[0][0])
+        counted = self._counts.get(connection.vendor)
+        if counted is None:
+            counted = self._counts[connection.vendor] = self._statement(values).counted()
+        return int(counted.rows(values)[0][0])
 
     def first(self, *values: object) -> T | None:
         """The first row, or None."""
         rows = self.all(*values)
         return rows[0] if rows else None
+
+    def lock(self, *values: object) -> None:
+        """Lock the rows that are found. SQLite is asked nothing: its transactions have one lock."""
+        statement = self._statement(values)
+        if statement.locks:
+            statement.rows(values)
 
     def _statement(self, values: tuple[object, ...]) -> _Statement[T]:
         assert len(values) == len(self._kinds), values

@@ -14,7 +14,7 @@ import redis
 import structlog
 from channels.layers import get_channel_layer
 
-from console.notify import topic_group
+from console.notify import topic_group, topics_told
 
 log = structlog.get_logger(__name__)
 
@@ -22,10 +22,15 @@ REDIS_AWAY = (redis.RedisError, OSError)
 FAULT_REST_S = 1.0
 
 Heard = Callable[[str], None]  # is told the message's type; must not wait
+ALL = ""  # in place of a topic: whatever is sent to the group
 
 
-def _group_of(message: dict[str, Any]) -> str:
-    return str(message["group"]) if "group" in message else topic_group(message["topic"])
+def _told(message: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    """(group, of what in it a message tells which kind of news)."""
+    everything = (ALL, str(message["type"]))
+    if "group" in message:
+        return str(message["group"]), [everything]
+    return topic_group(message["topic"]), [everything, *topics_told(message)]
 
 
 class Ear:
@@ -35,26 +40,29 @@ class Ear:
         self._channel = ""
         self._opening = asyncio.Lock()
         self._listener: asyncio.Task[None] | None = None
-        self._heard_by: dict[str, dict[Heard, None]] = {}
+        self._heard_by: dict[str, dict[str, dict[Heard, None]]] = {}  # by group, by topic
 
-    async def join(self, group: str, heard: Heard) -> None:
-        """From now on `heard` is called with what is sent to the group.
+    async def join(self, group: str, heard: Heard, topic: str = ALL) -> None:
+        """From now on `heard` is called with what is sent to the group, of this topic only.
 
         It is subscribed when this returns, also where another's join was first. Raises REDIS_AWAY.
         """
         await self._open()
-        self._heard_by.setdefault(group, {})[heard] = None
+        self._heard_by.setdefault(group, {}).setdefault(topic, {})[heard] = None
         try:
             await get_channel_layer().group_add(group, self._channel)
         except BaseException:
-            await self.leave(group, heard)
+            await self.leave(group, heard, topic)
             raise
 
-    async def leave(self, group: str, heard: Heard) -> None:
+    async def leave(self, group: str, heard: Heard, topic: str = ALL) -> None:
         """Not any more; the last one who leaves ends the subscription."""
-        others = self._heard_by.get(group, {})
+        topics = self._heard_by.get(group, {})
+        others = topics.get(topic, {})
         others.pop(heard, None)
-        if others:
+        if not others:
+            topics.pop(topic, None)
+        if topics:
             return
         self._heard_by.pop(group, None)
         try:
@@ -84,5 +92,8 @@ class Ear:
                 log.error("a hint was not understood", exc_info=error)
 
     def _hand_on(self, message: dict[str, Any]) -> None:
-        for heard in list(self._heard_by.get(_group_of(message), ())):
-            heard(message["type"])
+        group, told = _told(message)
+        topics = self._heard_by.get(group, {})
+        for topic, kind in told:
+            for heard in list(topics.get(topic, ())):
+                heard(kind)

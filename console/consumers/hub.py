@@ -19,7 +19,7 @@ from console.consumers.ear import Ear
 from console.consumers.reader import Found, Reader, Watcher
 from console.consumers.sessions import LogIn, log_ins_alive
 from console.consumers.topics import topic_read_for
-from console.notify import CLOSED, RIGHTS, session_group, topic_group, user_group
+from console.notify import CLOSED, RIGHTS, session_group, topic_base, topic_group, user_group
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Hub:
             reader = self._readers.setdefault(topic, Reader(topic, self._read))
             try:
                 # Join first, then read: what changes in between is hinted at.
-                await self._ear.join(topic_group(topic), reader.mark)
+                await self._ear.join(topic_group(topic), reader.mark, topic_base(topic))
             except BaseException:
                 await self._end_unwatched(reader)
                 raise
@@ -111,7 +111,8 @@ class Hub:
     async def _end_unwatched(self, reader: Reader) -> None:
         if not reader.is_watched and self._readers.get(reader.topic) is reader:
             del self._readers[reader.topic]
-            await self._ear.leave(topic_group(reader.topic), reader.mark)
+            topic = reader.topic
+            await self._ear.leave(topic_group(topic), reader.mark, topic_base(topic))
 
     async def _read(self, topic: str, people: list[int], known: dict[Rights, bytes]) -> Found:
         def read() -> Found:

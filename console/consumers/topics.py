@@ -24,7 +24,7 @@ from console.notify import JOBS, PENDING, fleet_page_of
 from console.selectors.access import rights_of_people
 from console.selectors.audit import audit_head
 from console.selectors.engines import engine_get, engine_page
-from console.selectors.health import parts_read
+from console.selectors.health import parts_lately
 from console.selectors.jobs import job_get, job_list, jobs_pending
 from console.selectors.moment import one_moment
 from console.selectors.payloads import engine_payload, is_final, job_payload
@@ -103,7 +103,7 @@ def topic_read(topic: str, rights: Rights, known: bytes = b"") -> TopicState | N
     except (NotFound, Forbidden):
         return None
     # Pages also say which part of the console is down: that is news, though no topic's data.
-    parts = parts_read()
+    parts = parts_lately()
     digest = hashlib.sha256(json.dumps([data, parts], sort_keys=True).encode()).digest()
     shown = fragments.Shown(rights, subject, parts)
     return TopicState(

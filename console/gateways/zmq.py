@@ -6,23 +6,28 @@ a fork is undefined; one socket, with an identity of its own, a conversation.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import structlog
 import zmq
 
+from console.clock import monotonic_s
 from console.exceptions import ConsoleKeyUnusable
 from console.gateways.base import Conversation, EngineSilent, Greeting
 from console.gateways.keys import console_key_read
 from console.gateways.storable import storable
 from console.models import Engine
 from engine.client import Curve, EngineClient, EngineTimeout
-from engine.protocol import Command, ErrorCode, ProtocolError, Reply, Response
+from engine.protocol import Command, ErrorCode, Progress, ProtocolError, Reply, Response
 
 log = structlog.get_logger(__name__)
+
+KEPT_S = 60.0  # a socket that no conversation has used
 
 _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 _lock = threading.Lock()
@@ -59,6 +64,12 @@ class ZMQConversation:
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
+        self._unanswered: set[str] = set()
+
+    @property
+    def is_over(self) -> bool:
+        """All that was asked is answered: the socket may serve another conversation."""
+        return not self._unanswered
 
     def hello(self, *, timeout_s: float) -> Greeting:
         """Greet. Raises EngineSilent, ProtocolError."""
@@ -71,9 +82,11 @@ class ZMQConversation:
     def send(self, command: Command, *, timeout_s: float) -> str:
         """Send one command."""
         try:
-            return self._client.send(command, timeout_s=timeout_s)
+            request_id = self._client.send(command, timeout_s=timeout_s)
         except (EngineTimeout, ProtocolError) as error:
             raise EngineSilent(str(error)) from error
+        self._unanswered.add(request_id)
+        return request_id
 
     def receive(self, *, timeout_s: float) -> Response | None:
         """The next response, or None."""
@@ -81,7 +94,11 @@ class ZMQConversation:
             response = self._client.receive(timeout_s=timeout_s)
         except ProtocolError as error:
             raise EngineSilent(f"unreadable answer: {error.message}") from error
-        return None if response is None else storable(response)
+        if response is None:
+            return None
+        if not isinstance(response.body, Progress):
+            self._unanswered.discard(response.id)
+        return storable(response)
 
     def call(self, command: Command, *, timeout_s: float) -> Reply:
         """Send and wait for the one reply."""
@@ -96,12 +113,67 @@ class ZMQConversation:
             raise EngineSilent(f"unreadable answer: {error.message}") from error
 
 
+# What a socket that was made for one conversation can be used for again.
+_Key = tuple[str, Curve | None]
+# With the time since when; the longest kept first.
+_Kept = OrderedDict[_Key, tuple[EngineClient, float]]
+
+
 class ZMQGateway:
-    """The `quiesce` driver."""
+    """The `quiesce` driver. It keeps the socket of a conversation that is over for the next one."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}  # by process: a parent's are nothing to its child
+        self._lock = threading.Lock()
+        atexit.register(self.close)
 
     @contextmanager
     def converse(self, engine: Engine) -> Iterator[Conversation]:
-        """A conversation with `engine` on a socket of its own. Raises ConsoleKeyUnusable."""
-        name, curve = f"quiesce-console/{os.getpid()}", curve_of(engine)
-        with EngineClient(zmq_context(), engine.control_address, name=name, curve=curve) as client:
-            yield ZMQConversation(client)
+        """A conversation with `engine` on a socket that nobody else uses. Raises
+        ConsoleKeyUnusable."""
+        key = (engine.control_address, curve_of(engine))
+        client = self._take(key)
+        conversation = ZMQConversation(client)
+        try:
+            yield conversation
+        except BaseException:
+            client.close()
+            raise
+        if conversation.is_over:
+            self._keep(key, client)
+        else:
+            client.close()
+
+    def close(self) -> None:
+        """Close what is kept."""
+        with self._lock:
+            closed = self._kept.pop(os.getpid(), _Kept())
+        for one, _ in closed.values():
+            one.close()
+
+    def _take(self, key: _Key) -> EngineClient:
+        address, curve = key
+        with self._lock:
+            client, _ = self._mine().pop(key, (None, 0.0))
+        if client is not None:
+            if client.renew():
+                return client
+            client.reset()  # a new socket reaches an engine that was started again sooner
+            return client
+        name = f"quiesce-console/{os.getpid()}"
+        return EngineClient(zmq_context(), address, name=name, curve=curve)
+
+    def _keep(self, key: _Key, client: EngineClient) -> None:
+        """In place of one that was kept meanwhile; those that nobody used for long are closed."""
+        now = monotonic_s()
+        with self._lock:
+            kept = self._mine()
+            closed = [kept.pop(key)] if key in kept else []
+            kept[key] = client, now
+            while next(iter(kept.values()))[1] < now - KEPT_S:
+                closed.append(kept.popitem(last=False)[1])
+        for one, _ in closed:
+            one.close()
+
+    def _mine(self) -> _Kept:
+        return self._kept.setdefault(os.getpid(), _Kept())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from uuid import UUID
 
 from django.template.loader import render_to_string
@@ -22,6 +23,7 @@ from console.pages.audit_words import entry_sentence
 from console.pages.job_steps import steps_of
 from console.pages.job_storage import storage_cells
 from console.pages.job_story import next_of
+from console.pages.kept import Kept
 from console.pages.kinds import job_name, kind_words
 from console.pages.pending import panel_of_job, panel_render
 from console.pages.weights_panel import weights_panel_of, weights_panel_render
@@ -51,12 +53,14 @@ def score(job: Job, rows: list[JobRankResult]) -> list[tuple[str, int]]:
 
 
 def _score_cells(job: Job, rows: list[JobRankResult]) -> Cells:
-    return {
-        f"sc-{n}": format_html(
-            '<dt>{}{}</dt><dd class="{}">{}</dd>', tile(word), word, "" if count else "z0", count
-        )
-        for n, (word, count) in enumerate(score(job, rows))
-    }
+    return {f"sc-{n}": _score_cell(*one) for n, one in enumerate(score(job, rows))}
+
+
+@lru_cache(maxsize=1024)
+def _score_cell(word: str, count: int) -> SafeString:
+    return format_html(
+        '<dt>{}{}</dt><dd class="{}">{}</dd>', tile(word), word, "" if count else "z0", count
+    )
 
 
 def _square(job: Job, row: JobRankResult) -> SafeString:
@@ -120,20 +124,27 @@ def _steps(job: Job, now: datetime) -> SafeString:
 
 def timeline(entries: list[AuditEntry]) -> SafeString:
     """The job's audit entries, newest first; the browser adds those it does not have."""
-    return format_html_join(
-        "",
+    return SafeString("".join(_event(entry) for entry in reversed(entries)))
+
+
+_events: Kept[tuple[int, str], SafeString] = Kept(2000)
+
+
+def _event(entry: AuditEntry) -> SafeString:
+    key = (entry.seq, entry.hash)
+    known = _events.get(key)
+    if known is not None:
+        return known
+    made = format_html(
         '<li id="ev-{}">{}<a class="seq" href="{}">{}</a><span>{}</span></li>',
-        (
-            (
-                entry.seq,
-                at(entry.created_at),
-                reverse("audit-entry", args=[entry.seq]),
-                entry.seq,
-                entry_sentence(entry),
-            )
-            for entry in reversed(entries)
-        ),
+        entry.seq,
+        at(entry.created_at),
+        reverse("audit-entry", args=[entry.seq]),
+        entry.seq,
+        entry_sentence(entry),
     )
+    _events.put(key, made)
+    return made
 
 
 def raw_reply(job: Job) -> str:
@@ -168,10 +179,15 @@ def rank_section(job: Job, rows: list[JobRankResult], cells: Cells) -> SafeStrin
 
 
 def job_cells(
-    job: Job, entries: list[AuditEntry], view: EngineView, now: datetime, rights: Rights
+    job: Job,
+    entries: list[AuditEntry],
+    view: Callable[[], EngineView],
+    now: datetime,
+    rights: Rights,
 ) -> Cells:
-    """Everything on a job's page that changes while it is open. `view`: of its engine."""
-    rows = rank_rows(job, len(view.ranks))
+    """Everything on a job's page that changes while it is open. `view` reads its engine, of which
+    little is told."""
+    rows = rank_rows(job, 0) or rank_rows(job, len(view().ranks))
     panel = panel_of_job(job, now, rights)
     weights_panel = weights_panel_of(job, now, rights)
     following = next_of(job)
@@ -255,9 +271,7 @@ def job_list_cells(jobs: list[Job], *, slot: str) -> Cells:
 
 
 # Of jobs that have ended: nothing in their rows will change any more.
-_ended_rows: dict[tuple[UUID, int, str], tuple[Cells, SafeString]] = {}
-_rows_lock = threading.Lock()
-MAX_ENDED_ROWS = 1000
+_ended_rows: Kept[tuple[UUID, int, str], tuple[Cells, SafeString]] = Kept(1000)
 
 
 def _row(job: Job, slot: str) -> tuple[Cells, SafeString]:
@@ -269,8 +283,5 @@ def _row(job: Job, slot: str) -> tuple[Cells, SafeString]:
     cells = job_row_cells(job)
     made = cells, render_to_string(f"components/{slot}.html", {"job": job, "cells": cells})
     if is_final(job):
-        with _rows_lock:
-            while len(_ended_rows) >= MAX_ENDED_ROWS:
-                del _ended_rows[next(iter(_ended_rows))]
-            _ended_rows[key] = made
+        _ended_rows.put(key, made)
     return made

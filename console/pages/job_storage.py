@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
@@ -84,13 +86,16 @@ def partial_words(job: Job) -> str:
     )
 
 
-def undo_link(job: Job, view: EngineView, rights: Rights) -> SafeString:
+def undo_link(job: Job, read_view: Callable[[], EngineView], rights: Rights) -> SafeString:
     """The button of the inverse, which opens its plan; nothing where there is none.
 
     Nor once that was changed since: then it would undo another's work.
     """
     undo = undo_of(job) if job.kind in STORAGE_KINDS else None
-    if undo is None or not can_be_undone(job, view):
+    if undo is None:
+        return SafeString("")
+    view = read_view()
+    if not can_be_undone(job, view):
         return SafeString("")
     engine = job.engine.name
     if undo.kind == JobKind.ATTACH_STORAGE_BACKEND:
@@ -173,7 +178,7 @@ def changed_cell(job: Job) -> SafeString:
     )
 
 
-def storage_cells(job: Job, view: EngineView, rights: Rights) -> Cells:
+def storage_cells(job: Job, view: Callable[[], EngineView], rights: Rights) -> Cells:
     """The live cells that only a storage job has; the undo is there for every kind, empty."""
     cells: Cells = {"undo": undo_link(job, view, rights)}
     if job.kind in STORAGE_KINDS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache, partial
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -85,7 +86,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
 
 def job_page_cells(job: Job, rights: Rights) -> Cells:
     """All live cells of a job's page."""
-    view = engine_view(job.engine)
+    view = cache(partial(engine_view, job.engine))
     return job_cells(job, audit_of_job(job_id=job.pk), view, db_now(), rights)
 
 

@@ -8,11 +8,15 @@ import redis
 from django.db import DatabaseError, connection
 
 from console.access import EVERYTHING
+from console.clock import monotonic_s
 from console.models import Engine
 from console.selectors.engines import engine_list
 from console.snapshots import PARTS, beats_get
 
 BEAT_MAX_AGE_S = 6.0
+PARTS_KEPT_S = 0.25
+
+_lately: tuple[float, dict[str, bool]] = (float("-inf"), {})
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,17 @@ def parts_read() -> dict[str, bool]:
         return dict.fromkeys(("redis", *PARTS), False)
     lives = {part: age is not None and age < BEAT_MAX_AGE_S for part, age in ages.items()}
     return {"redis": True, **lives}
+
+
+def parts_lately() -> dict[str, bool]:
+    """As `parts_read`, so old at most as PARTS_KEPT_S: for what is read often, and again."""
+    global _lately
+    read_at_s, parts = _lately
+    now = monotonic_s()
+    if not 0 <= now - read_at_s < PARTS_KEPT_S:
+        parts = parts_read()
+        _lately = now, parts
+    return parts
 
 
 def health_read() -> Health:

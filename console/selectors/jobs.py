@@ -43,6 +43,12 @@ _NEWEST_RANKS = Prepared(
 _NEWEST_FOLLOWERS = Prepared(
     lambda: Job.objects.filter(origin__in=Job.objects.values("pk")[: PAGE_ITEMS + 1])
 )
+_WAITING = Prepared(
+    lambda pk: Job.objects.select_related("engine").filter(
+        pk=pk, state=JobState.ACCEPTED, blocked=False
+    ),
+    UUID,
+)
 _VERSION = Prepared(lambda pk: Job.objects.filter(pk=pk).values_list("version"), UUID)
 _EXCLUSIVE = Prepared(
     lambda engine: (
@@ -112,6 +118,11 @@ def job_get(*, job_id: UUID, rights: Rights) -> Job:
 def ranks_of(job_id: UUID) -> list[JobRankResult]:
     """What each rank did of a job, by rank; none before the engine has spoken."""
     return _RANKS.all(job_id)
+
+
+def job_waiting(job_id: UUID) -> Job | None:
+    """The job with its engine, if it waits for a worker and for nothing else."""
+    return _WAITING.first(job_id)
 
 
 def job_version(*, job_id: UUID) -> int:

@@ -32,25 +32,31 @@ def job_claim(*, job_id: UUID, owner: str, now: datetime | None = None) -> Job |
     now = now or db_now()
     try:
         with transaction.atomic():
-            job = job_move(
-                job_id=job_id,
-                frm={JobState.ACCEPTED},
-                to=JobState.CLAIMED,
-                where=partial(_is_due, now=now),
-                actor=None,
-                process="worker",
-                now=now,
-                fields={
-                    "lease_until": now + timedelta(seconds=LEASE_S),
-                    "lease_owner": owner,
-                    "not_before": None,
-                },
-                facts={"owner": owner},
-            )
+            job = job_take(job_id=job_id, owner=owner, now=now)
     except IntegrityError:
         return None  # another job holds the engine: the index is the last word
     # On its own, for it ends the job: its lock of the engine comes before that of the audit log.
     return job if job is None or _still_allowed(job, now) else None
+
+
+def job_take(*, job_id: UUID, owner: str, now: datetime) -> Job | None:
+    """The claim itself, in the caller's transaction, whoever asked. Raises IntegrityError where
+    another job holds the engine."""
+    return job_move(
+        job_id=job_id,
+        frm={JobState.ACCEPTED},
+        to=JobState.CLAIMED,
+        where=partial(_is_due, now=now),
+        actor=None,
+        process="worker",
+        now=now,
+        fields={
+            "lease_until": now + timedelta(seconds=LEASE_S),
+            "lease_owner": owner,
+            "not_before": None,
+        },
+        facts={"owner": owner},
+    )
 
 
 def _is_due(job: Job, *, now: datetime) -> bool:
@@ -70,11 +76,7 @@ def lapsed_by(lapsed_at: datetime | None) -> Callable[[Job], bool] | None:
 def _still_allowed(job: Job, now: datetime) -> bool:
     """Rights may have gone since the job was asked for; nothing was sent yet."""
     try:
-        job_require(
-            engine=job.engine,
-            params=params_from(job.kind, job.params),
-            rights=rights_behind(job),
-        )
+        asker_require(job)
     except Forbidden as error:
         why = why_shut_out(job) or error.message
         job_unsendable(
@@ -86,6 +88,15 @@ def _still_allowed(job: Job, now: datetime) -> bool:
         )
         return False
     return True
+
+
+def asker_require(job: Job) -> None:
+    """Raise Forbidden unless whoever asked for the job may do so now."""
+    job_require(
+        engine=job.engine,
+        params=params_from(job.kind, job.params),
+        rights=rights_behind(job),
+    )
 
 
 def job_lease_renew(*, job_id: UUID, attempt: int, owner: str, now: datetime | None = None) -> bool:

@@ -5,19 +5,21 @@ Each is conditional on (state, attempt): a worker that lost its claim gets None 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from uuid import UUID
 
 import msgspec
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import F
 
 from console.actors import Actor
 from console.choices import STAGED_KINDS, UNSENT_STATES, JobPhase, JobState, Mode
 from console.clock import db_now
+from console.exceptions import Forbidden
 from console.models import Engine, Job
 from console.prepared import Prepared
-from console.services.job_claims import LEASE_S, lapsed_by
+from console.services.job_claims import LEASE_S, asker_require, job_take, lapsed_by
 from console.services.transitions import (
     job_announce,
     job_locked,
@@ -115,15 +117,46 @@ def job_dispatched(
     """
     now = now or db_now()
 
-    def may_go(job: Job) -> bool:
-        is_ours = job.lease_owner == owner and job.lease_until is not None and job.lease_until > now
-        return is_ours and job.dispatch_by is not None and job.dispatch_by > now
-
     # First: whoever asks for a job holds the engine's row and then waits for the audit log, which
     # this transaction holds from its entry on.
     known = _ENGINE.first(job_id, attempt, owner)
     if known is not None and known[1] != welcome.engine_id:
         Engine.objects.filter(pk=known[0]).update(identity=welcome.engine_id)
+    return _dispatch(job_id=job_id, attempt=attempt, owner=owner, welcome=welcome, now=now)
+
+
+def job_claim_dispatched(
+    *, job_id: UUID, owner: str, welcome: Welcome, now: datetime | None = None
+) -> Job | None:
+    """Claim a job and record that it is about to be sent, for its engine that has just answered.
+
+    None: nothing was done, and `job_claim` is what goes on: it is not to be had, or whoever asked
+    for it may not any more, or that engine is a new process.
+    """
+    now = now or db_now()
+    with suppress(IntegrityError, Forbidden), transaction.atomic():
+        job = job_take(job_id=job_id, owner=owner, now=now)
+        if job is None:
+            return None
+        asker_require(job)
+        sent = None
+        if job.engine.identity == welcome.engine_id:
+            sent = _dispatch(
+                job_id=job_id, attempt=job.attempt, owner=owner, welcome=welcome, now=now
+            )
+        if sent is None:
+            transaction.set_rollback(True)
+        return sent
+    return None
+
+
+def _dispatch(
+    *, job_id: UUID, attempt: int, owner: str, welcome: Welcome, now: datetime
+) -> Job | None:
+    def may_go(job: Job) -> bool:
+        is_ours = job.lease_owner == owner and job.lease_until is not None and job.lease_until > now
+        return is_ours and job.dispatch_by is not None and job.dispatch_by > now
+
     return job_move(
         job_id=job_id,
         frm={JobState.CLAIMED},

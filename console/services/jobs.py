@@ -189,7 +189,7 @@ def job_create(
         _stranger_check(engine)
     try:
         with transaction.atomic():
-            _ENGINE.first(engine.pk)  # locked: one asker at a time
+            _ENGINE.lock(engine.pk)  # one asker at a time
             if replayed := _replayed(actor, idempotency_key, body_hash):
                 return replayed
             asked_at = now or db_now()

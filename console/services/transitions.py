@@ -252,7 +252,7 @@ def job_move(
     outcome, ranks = to in TERMINAL_STATES, list(ranks)
     if outcome:
         # Before the job's own row: an end also lets the next job go, which may be ending itself.
-        _ENGINE_OF.first(job_id)
+        _ENGINE_OF.lock(job_id)
     job = job_locked(job_id)
     if job is None or job.state not in sources or attempt not in (None, job.attempt):
         return None
@@ -321,7 +321,7 @@ def job_unblock(*, job_id: UUID, now: datetime) -> Job | None:
     deadline_at, dispatch_by = deadlines(
         kind=job.kind, mode=job.mode, timeout_s=job.timeout_s, since=now
     )
-    moved = job_write(
+    job_write(  # it is locked, so at this version
         job,
         {
             "blocked": False,
@@ -334,8 +334,6 @@ def job_unblock(*, job_id: UUID, now: datetime) -> Job | None:
             "updated_at": now,
         },
     )
-    if not moved:
-        return None
     job_doorbell(job, now)
     job_announce(job)
     return job

@@ -1,7 +1,8 @@
 """Carry one job to its engine and bring back what became of it.
 
-Claim → Hello → commit DISPATCHED → send → follow. A job is sent once: whatever goes wrong after
-that is answered by asking, never by sending again.
+Hello → commit CLAIMED and DISPATCHED → send → follow. Where the engine does not answer at once, or
+more has to be done before: claim → Hello, until it answers → commit DISPATCHED → send → follow. A
+job is sent once: whatever goes wrong after that is answered by asking, never by sending again.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from console.choices import SHARED_KINDS, JobState, OnConflict
+from console.choices import SHARED_KINDS, JobKind, JobState, OnConflict
 from console.clock import db_now, monotonic_s, sleep_s
 from console.exceptions import ConsoleKeyUnusable
 from console.gateways import Conversation, EngineSilent, Greeting, gateway_for
 from console.models import Job
 from console.params import JobParams, TensorParams, params_from
 from console.selectors.engines import own_job
+from console.selectors.jobs import job_waiting
 from console.services.job_claims import job_adopt, job_claim, job_handover, job_release
 from console.services.job_run import (
     CLEAN_REFUSALS,
+    job_claim_dispatched,
     job_dispatched,
     job_expire,
     job_finish,
@@ -49,6 +52,7 @@ from engine.protocol import (
 
 log = structlog.get_logger(__name__)
 
+GREET_FIRST_S = 0.1  # before the claim
 GREET_TRY_S = 0.5
 GREET_PAUSE_S = 0.2
 GREET_HOLD_S = 8.0  # then the claim is given back, so that dead engines do not fill the workers
@@ -65,6 +69,8 @@ FOLLOW_LIMIT_S = 600.0  # then another task takes over: a task must end before i
 
 def job_carry(*, job_id: UUID, owner: str) -> None:
     """Carry the job as far as this worker can. Harmless when another has it, or it has ended."""
+    if _carried_at_once(job_id, owner):
+        return
     job = job_claim(job_id=job_id, owner=owner)
     if job is not None:
         with Lease(job_id=job.pk, attempt=job.attempt, owner=owner) as lease:
@@ -84,6 +90,44 @@ def job_carry(*, job_id: UUID, owner: str) -> None:
                 carrier.lose_sight(error.message)
         return
     job_expire(job_id=job_id, process="worker")
+
+
+def _carried_at_once(job_id: UUID, owner: str) -> bool:
+    """Carry a job for which nothing is to be done but to send it, to an engine that answers.
+
+    False: that is not so, and nothing was written.
+    """
+    job = job_waiting(job_id)
+    if job is None or job.kind == JobKind.UPDATE_WEIGHTS_FROM_TENSOR or _may_queue(job):
+        return False
+    try:
+        with gateway_for(job.engine).converse(job.engine) as conversation:
+            greeting = _first_greeting(conversation)
+            if greeting is None:
+                return False
+            sent = saved(
+                lambda: job_claim_dispatched(job_id=job_id, owner=owner, welcome=greeting.welcome)
+            )
+            if sent is None:
+                return False
+            with Lease(job_id=job_id, attempt=sent.attempt, owner=owner) as lease:
+                _Carrier(sent, owner, lease).send(conversation, greeting)
+    except ConsoleKeyUnusable:
+        return False  # before a word was said
+    return True
+
+
+def _first_greeting(conversation: Conversation) -> Greeting | None:
+    try:
+        greeting = conversation.hello(timeout_s=GREET_FIRST_S)
+    except (EngineSilent, ProtocolError):
+        return None
+    return greeting if greeting.welcome.ready else None
+
+
+def _may_queue(job: Job) -> bool:
+    """It waits for a foreign operation, of which the engine is asked."""
+    return job.on_conflict == OnConflict.QUEUE and job.kind not in SHARED_KINDS
 
 
 class _Carrier:
@@ -125,15 +169,19 @@ class _Carrier:
                 job_expire(job_id=self.job.pk, process="worker", attempt=self.job.attempt)
                 return
             self.job = job
-            try:
-                request_id = conversation.send(
-                    submit_of(self.job, self.params, greeting, db_now()), timeout_s=SEND_S
-                )
-            except EngineSilent as error:
-                self.lose_sight(f"the connection was lost while sending: {error}")
-                return
-            self.log.info("job sent", epoch=greeting.welcome.epoch)
-            self._follow(conversation, request_id)
+            self.send(conversation, greeting)
+
+    def send(self, conversation: Conversation, greeting: Greeting) -> None:
+        """Send what was dispatched for this engine, and follow it."""
+        try:
+            request_id = conversation.send(
+                submit_of(self.job, self.params, greeting, db_now()), timeout_s=SEND_S
+            )
+        except EngineSilent as error:
+            self.lose_sight(f"the connection was lost while sending: {error}")
+            return
+        self.log.info("job sent", epoch=greeting.welcome.epoch)
+        self._follow(conversation, request_id)
 
     def adopt(self) -> None:
         """Follow a job that an earlier task sent and handed over."""
@@ -189,7 +237,7 @@ class _Carrier:
 
     def _stranger_waits(self, conversation: Conversation) -> bool:
         """For a job that may queue: give the claim back while a foreign operation is open."""
-        if self.job.on_conflict != OnConflict.QUEUE or self.job.kind in SHARED_KINDS:
+        if not _may_queue(self.job):
             return False
         try:
             reply = conversation.call(ListOperations(limit=1), timeout_s=SEND_S)

@@ -101,6 +101,7 @@ def tile(word: str, title: str = "") -> SafeString:
 
 
 @register.simple_tag
+@lru_cache(maxsize=1024)
 def state(word: str, id: str = "", big: bool = False) -> SafeString:  # noqa: A002
     """Tile and word."""
     return format_html(

@@ -66,9 +66,8 @@ class Run:
 # From each station to the next; what happens on the way.
 WAYS = (
     ("asked", "accepted", "`POST` read: HTTP, token, rights, form"),
-    ("accepted", "claimed", "accepted: row, entry, commit; doorbell; a worker has it"),
-    ("claimed", "dispatched", "claimed: entry, commit; connection to the engine, Hello"),
-    ("dispatched", "ended", "dispatched: entry, commit; over ZMQ, and back; progress written"),
+    ("accepted", "dispatched", "accepted: row, entry, commit; doorbell; a worker has it; Hello"),
+    ("dispatched", "ended", "claimed and dispatched: entries, commit; over ZMQ, and back"),
     ("ended", "told", "ended: entry, commit; hint; read, rendered, to the socket"),
     ("told", "seen", "over the socket"),
 )

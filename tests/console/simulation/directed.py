@@ -57,7 +57,7 @@ class Scene:
         on_conflict: OnConflict = OnConflict.REFUSE,
         key: str | None = None,
     ) -> UUID:
-        """A flush."""
+        """A flush. One that may queue is claimed before its engine is greeted."""
         made: list[UUID] = []
 
         def create() -> None:
@@ -127,7 +127,7 @@ def a_stopped_worker_does_not_send_what_another_has(scene: Scene) -> None:
     scene.at("worker-0", "begin", 2, stop)
     scene.start()
     scene.busy(60)
-    job_id = scene.ask()
+    job_id = scene.ask(on_conflict=OnConflict.QUEUE)
     scene.wait(1)
     kept_alive(scene.world, "worker-1", lambda: worker_lives(scene.world))
     scene.wait(15)
@@ -146,7 +146,7 @@ def a_claim_of_a_killed_worker_is_given_back(scene: Scene) -> None:
     """Nothing was sent, so another worker may take the job."""
     scene.at("worker-0", "begin", 2, lambda actor: scene.hub.die())
     scene.start()
-    _ends_as(scene.end(scene.ask()), JobState.SUCCEEDED)
+    _ends_as(scene.end(scene.ask(on_conflict=OnConflict.QUEUE)), JobState.SUCCEEDED)
 
 
 def another_engine_cannot_answer_for_the_one_that_is_gone(scene: Scene) -> None:

@@ -18,13 +18,14 @@ from console import dispatch
 from console.choices import OPEN_STATES, AuditStage, JobState
 from console.clock import db_now
 from console.models import Job, Outbox
+from console.params import params_from
 from console.services import job_claims, job_control, job_run, job_sweep, jobs, transitions
 from console.tasks import carry, lease, reconcile
 from engine.frontend import control_server
 from engine.frontend.coordinator import Coordinator
 from engine.frontend.journal_records import Finished, JournalIndex, Sealed, Started
 from engine.frontend.operations import Operations
-from engine.protocol import ErrorCode, Query, QueryAnswer, QueryStatus
+from engine.protocol import ErrorCode, Query, QueryAnswer, QueryStatus, Welcome
 from tests.console.simulation.engine import START, MemoryJournal
 
 Mutant = Callable[[], ExitStack]
@@ -56,6 +57,7 @@ def _wrapped(stack: ExitStack, owner: Any, name: str, change: Callable[..., Any]
 def claims_for_anybody(stack: ExitStack) -> None:
     """Whoever asked is not looked at again."""
     _put(stack, job_claims, "_still_allowed", lambda job, now: True)
+    _put(stack, job_run, "asker_require", lambda job: None)
 
 
 def _from_any_state(real: Callable[..., Any], **arguments: Any) -> Any:
@@ -142,6 +144,31 @@ def sends_before_commit(stack: ExitStack) -> None:
 
     _put(stack, carry._Carrier, "_greet", greet)
     _put(stack, carry._Carrier, "_stranger_waits", wait)
+    _sends_before_claim(stack)
+
+
+def _sends_before_claim(stack: ExitStack) -> None:
+    """Where both are one transaction."""
+    real_first, real_claim = carry._first_greeting, carry.job_claim_dispatched
+    greeted: dict[Welcome, tuple[Any, Any]] = {}
+
+    def first(conversation: Any) -> Any:
+        greeting = real_first(conversation)
+        if greeting is not None:
+            greeted[greeting.welcome] = conversation, greeting
+        return greeting
+
+    def claim(*, job_id: Any, owner: str, welcome: Welcome) -> Any:
+        conversation, greeting = greeted[welcome]
+        job = Job.objects.select_related("engine").get(pk=job_id)
+        if job.dispatch_by is not None:
+            params = params_from(job.kind, job.params)
+            command = carry.submit_of(job, params, greeting, db_now())
+            conversation.send(command, timeout_s=carry.SEND_S)
+        return real_claim(job_id=job_id, owner=owner, welcome=welcome)
+
+    _put(stack, carry, "_first_greeting", first)
+    _put(stack, carry, "job_claim_dispatched", claim)
 
 
 @mutant
