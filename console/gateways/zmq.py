@@ -6,9 +6,9 @@ a fork is undefined; one socket, with an identity of its own, a conversation.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,13 +119,19 @@ _Key = tuple[str, Curve | None]
 _Kept = OrderedDict[_Key, tuple[EngineClient, float]]
 
 
+def _close_own(kept: dict[int, _Kept]) -> None:
+    """Those of this process: a parent still uses its own."""
+    for one, _ in kept.pop(os.getpid(), _Kept()).values():
+        one.close()
+
+
 class ZMQGateway:
     """The `quiesce` driver. It keeps the socket of a conversation that is over for the next one."""
 
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}  # by process: a parent's are nothing to its child
         self._lock = threading.Lock()
-        atexit.register(self.close)
+        weakref.finalize(self, _close_own, self._kept)
 
     @contextmanager
     def converse(self, engine: Engine) -> Iterator[Conversation]:
@@ -147,9 +153,7 @@ class ZMQGateway:
     def close(self) -> None:
         """Close what is kept."""
         with self._lock:
-            closed = self._kept.pop(os.getpid(), _Kept())
-        for one, _ in closed.values():
-            one.close()
+            _close_own(self._kept)
 
     def _take(self, key: _Key) -> EngineClient:
         address, curve = key

@@ -166,12 +166,13 @@ from console.models import Engine
 from engine.protocol import Query
 
 engine = Engine(name="e", driver="quiesce", control_address=sys.argv[1], events_address="")
+driver = gateway.ZMQGateway()  # as the registry's: what it keeps is there when a process forks
 
 
 def talk(count):
     for number in range(count):
         op_id = f"{os.getpid()}.{number}"
-        with gateway.ZMQGateway().converse(engine) as conversation:
+        with driver.converse(engine) as conversation:
             conversation.hello(timeout_s=60)
             answer = conversation.call(Query(op_id=op_id), timeout_s=60)
         assert answer.op_id == op_id, (answer.op_id, op_id)
@@ -228,7 +229,9 @@ def test_z07_each_forked_process_has_a_context_of_its_own_and_no_reply_crosses(s
         hellos = engine.commands(Hello)
     assert done.stdout.strip() == "done", done.stderr[-2000:]
     # Z03: one that comes back after a death, or beside another, is never taken for it.
-    assert len({got.identity for got in hellos}) == len(hellos) > 190
+    clients = {(got.identity, got.command.client) for got in hellos}
+    assert len(hellos) > 190
+    assert len(clients) == len({identity for identity, _ in clients}) == 1 + 2 * 8
 
 
 IMPORTS = """

@@ -188,14 +188,21 @@ class EngineProcess:
 
     def busy(self, tokens: int, **more: Any) -> Background:
         """A generation of so many tokens in the background; returns once it runs."""
-        time.sleep(0.05)  # a rank's report may lag behind its last reply
-        before = sum(load["num_running_reqs"] for load in self.loads())
+        asked_at = time.time()
+        before = self.loads()
+        if any(load["num_running_reqs"] for load in before):
+            # A rank's report may be older than its last reply: what runs is in the next ones.
+            wait_until(
+                lambda: all(one["timestamp"] > asked_at for one in self.loads() if one["online"])
+            )
+            before = self.loads()
+        num_before = sum(load["num_running_reqs"] for load in before)
         work = Background(
             lambda: self.generate(
                 "Once upon a time", tokens, sampling={"ignore_eos": True}, **more
             ).json()
         )
-        wait_until(lambda: sum(r["num_running_reqs"] for r in self.loads()) > before)
+        wait_until(lambda: sum(r["num_running_reqs"] for r in self.loads()) > num_before)
         return work
 
     def until_no_page_is_used(self) -> None:
