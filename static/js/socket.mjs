@@ -18,8 +18,8 @@ function open() {
 
 function closed(code) {
   socket = null;
-  if (code === 4401) { isOver = true; over("<b>Your log-in has ended.</b> What you see is not kept up to date any more.", "Sign in again"); return; }
-  if (code === 4403) { isOver = true; over("<b>Your roles have changed.</b> This page shows what you could see before, and is not kept up to date.", "Load it again"); return; }
+  if (code === 4401) { over("<b>Your log-in has ended.</b> What you see is not kept up to date any more.", "Sign in again"); return; }
+  if (code === 4403) { over("<b>Your roles have changed.</b> This page shows what you could see before, and is not kept up to date.", "Load it again"); return; }
   const wait = RETRY_MS[Math.min(tries++, RETRY_MS.length - 1)] * (0.8 + 0.4 * Math.random());
   retryAt = performance.now() + wait;
   open.timer = setTimeout(open, wait);
@@ -40,6 +40,8 @@ function take(message) {
     dispatchEvent(new CustomEvent("q-data", { detail: { topic: message.topic, data: message.data } }));
     gates();
   }
+  // What the server has just made a page of is gone: removed, or the roles changed while no socket was open.
+  if (message.type === "gone" && topics.includes(message.topic)) over("<b>This is not there any more, or not for you to see.</b> This page shows what you could see before, and is not kept up to date.", "Load it again");
   look();
 }
 
@@ -78,6 +80,7 @@ function look() {
 }
 
 function over(html, act) {
+  isOver = true;
   look();
   document.querySelector("#blind > div").innerHTML = html;
   document.getElementById("blind-now").textContent = act;
