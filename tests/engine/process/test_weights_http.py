@@ -407,7 +407,12 @@ def streams(engine: EngineProcess, count: int, tokens: int) -> list[Background]:
 def test_streams_live_through_an_update(engine: EngineProcess, root: Path, mode: str) -> None:
     tokens = 150 if mode == "drain" else 600
     work = streams(engine, 4, tokens)
-    wait_until(lambda: sum(r["num_running_reqs"] for r in engine.loads()) == 4)
+
+    def num_begun() -> int:
+        num_ended = sum(not stream.is_running for stream in work)  # on a busy machine: the first
+        return num_ended + sum(load["num_running_reqs"] for load in engine.loads())
+
+    wait_until(lambda: num_begun() >= 4)
     if mode != "drain":  # staging is niced: on a busy machine the streams would end before it
         engine.admin("POST", "/pause_generation", json={"mode": "in_place"}).raise_for_status()
     answer = update(engine, root / "other", mode=mode, timeout=120, weight_version="new")
@@ -434,12 +439,15 @@ def test_streams_live_through_an_update(engine: EngineProcess, root: Path, mode:
 
 def test_an_update_waits_for_idle_until_its_deadline(engine: EngineProcess, root: Path) -> None:
     work = engine.busy(1500)
+    # Staging is niced: on a busy machine it would end before that.
+    engine.admin("POST", "/pause_generation", json={"mode": "in_place"}).raise_for_status()
     answer = update(engine, root / "other", timeout=1.0)
     assert answer.status_code == 400 and answer.json()["outcome"] == "expired"
     assert answer.json()["finished_clock_s"] - answer.json()["started_clock_s"] >= 1.0
     assert "running=1" in answer.json()["message"]
     refused = update(engine, root / "other")
     assert refused.status_code == 400 and "not idle" in refused.json()["message"]
+    engine.admin("POST", "/continue_generation", json={}).raise_for_status()
     assert engine.end(work)["meta_info"]["weight_version"] == "default"
 
 
