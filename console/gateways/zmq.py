@@ -160,9 +160,8 @@ class ZMQGateway:
         with self._lock:
             client, _ = self._mine().pop(key, (None, 0.0))
         if client is not None:
-            if client.renew():
-                return client
-            client.reset()  # a new socket reaches an engine that was started again sooner
+            if not client.renew():
+                client.reset()  # a new socket reaches an engine that was started again sooner
             return client
         name = f"quiesce-console/{os.getpid()}"
         return EngineClient(zmq_context(), address, name=name, curve=curve)
